@@ -39,7 +39,7 @@ _NEITHER = """
 /api/v0/models /api/v0/models/{name} /api/v1/models /api/v1/models/{name} /api/v1/models/load
 /api/v1/models/unload /api/v1/models/download /api/v1/chat /api/v0/chat/completions
 /api/v0/completions /api/v0/embeddings
-/extract-text
+/extract-text /mcp/servers /mcp/tools /mcp/call
 """
 ROUTES: dict[str, set[str]] = {
     **{path: {VLLM, LLAMA} for path in _BOTH.split()},

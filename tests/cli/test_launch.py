@@ -1,6 +1,7 @@
 """`pagoda launch`: what it writes and runs, with a program that only takes notes. The real ones are
 in tests/clients."""
 
+import io
 import json
 import os
 import signal
@@ -235,6 +236,23 @@ def test_a_short_context_is_told(home, fake_server, capsys):
     home.install("claude")
     main(["launch", "claude", "--base-url", fake_server.url])
     assert "fake-model reads 4,096 tokens, and Claude Code sends" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("typed", "starts"), [("y\n", True), ("\n", False), ("", False)])
+def test_a_terminal_is_asked_about_a_short_context(typed, starts, home, fake_server, monkeypatch):
+    home.install("claude")
+    keyboard = io.StringIO(typed)
+    monkeypatch.setattr(keyboard, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", keyboard)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    main(["launch", "claude", "--base-url", fake_server.url])
+    assert home.notes.exists() == starts
+
+
+def test_a_name_without_an_address_is_told(home, capsys):
+    home.install("codex")
+    assert main(["launch", "codex", "--base-url", "http://gpu-box.invalid:8000"]) == 1
+    assert "'gpu-box.invalid' leads to no address here" in capsys.readouterr().err
 
 
 def test_claude_gets_the_name_that_it_lists():

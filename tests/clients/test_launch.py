@@ -54,6 +54,6 @@ def test_one_edit(name: str, start, tmp_path: Path) -> None:
         "--", *WORDS[name],
         PATH=f"{Path(program).parent}{os.pathsep}{os.environ['PATH']}", PAGODA_API_KEY=KEY, **QUIET,
     )  # fmt: skip
-    assert f"works with fake at {server.url}/v1." in printed and "All done." in printed
+    assert f"is set up with fake at {server.url}/v1." in printed and "All done." in printed
     assert Path(path).read_text() == "hello from Pagoda\n"
     assert all((home.user / path).read_text() == text for path, text in OWN.items())

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "internal sockets open to others": "of other users of the machine",
     "GGUF headers that lie": "of files",
     "vocabularies that overflow buffers": "of files",
+    "MCP program: starts, and its lines in the log": "of the user's own file",
     "script in what the chat page shows: model text, tool output, names, files": "of pages",
 }
 """Rows that no client of the API has a hand in."""
@@ -285,6 +286,48 @@ async def pdfs_that_never_end(port: int) -> None:
         b"%PDF-1.7\n" + b"1 0 obj\n" * 1_000_000,
     )
     await send_all(port, (request("/extract-text", f, kind="application/pdf") for f in files))
+
+
+_MCP_REPLIES = (
+    b'{"tools": [' + b"[]," * 5_000_000 + b"0]}",
+    b'{"tools": ' + b"[" * 1_000_000,
+    b'{"tools": [' + b'{"name": "a", "inputSchema": {"type": "object"}},' * 2000 + b"0]}",
+    b'{"tools": [{"name": "a", "inputSchema": {"type": "object", "x": "'
+    + b"y" * 7_000_000
+    + b'"}}]}',
+    b'{"tools": [], "nextCursor": "' + b"z" * 1_000_000 + b'"}',
+)
+
+
+@attack(
+    "MCP server: one reply; time to connect, to list, to call", "MCP server: its tools and results"
+)
+async def hostile_mcp_servers(port: int) -> None:
+    """The attacker's own, which a page may name: as honest ones until they are asked for tools."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
+                message = json.loads(await reader.readexactly(int(length or 0)) or "{}")
+                info = b'"capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}'
+                found = b'{"protocolVersion": "2025-06-18", ' + info + b"}"
+                if message.get("method") == "tools/list":
+                    found = _MCP_REPLIES[int(head.partition(b" /")[2].partition(b" ")[0])]
+                whole = b'{"jsonrpc": "2.0", "id": %d, "result": ' % message.get("id", 0)
+                whole += found + b"}"
+                lines = b"Content-Type: application/json\r\nContent-Length: %d" % len(whole)
+                writer.write(b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n\r\n" + whole)
+                await writer.drain()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        url = "http://127.0.0.1:%d/%d"
+        own = server.sockets[0].getsockname()[1]
+        for kind in range(len(_MCP_REPLIES)):
+            named = {"id": f"attack-{kind}", "name": "evil", "url": url % (own, kind)}
+            asks = [post(port, "/mcp/tools", server=named) for _ in range(4)]
+            await asyncio.gather(*asks)
 
 
 TEMPLATES = "templates: escapes, and templates or variables of a request"

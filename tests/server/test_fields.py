@@ -1,5 +1,6 @@
 """Fields that reach the engine or come back: sampling, ids, templates, tokens."""
 
+import json
 from typing import Any
 
 import pytest
@@ -104,6 +105,17 @@ def test_token_ids_come_back(shared: RunningServer) -> None:
     ).json()["choices"][0]
     assert choice["prompt_token_ids"] == [97, 98, 99]
     assert bytes(choice["token_ids"]) == b"He"
+
+
+def test_verbose_shows_the_prompt_as_llama_server_does(shared: RunningServer) -> None:
+    assert shared.chat(verbose=True, max_tokens=2).json()["__verbose"] == {
+        "prompt": "user: hi\nassistant: "
+    }
+    streamed = shared.chat(verbose=True, stream=True, max_tokens=2).text
+    first, rest = streamed.split("\n\n", 1)
+    assert json.loads(first.removeprefix("data: "))["__verbose"]["prompt"].startswith("user: hi")
+    assert "__verbose" not in rest
+    assert "__verbose" not in shared.chat(max_tokens=2).json()
 
 
 def test_tokens_as_token_ids(shared: RunningServer) -> None:

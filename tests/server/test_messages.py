@@ -237,6 +237,7 @@ def test_more_tokens_than_the_context_has_left(start) -> None:
     [
         ({}, ""),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 1500}, "True"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 50}, "max_tokens": 100}, "True"),
         ({"thinking": {"type": "adaptive"}}, "True"),
         ({"thinking": {"type": "disabled"}}, "False"),
         ({"output_config": {"effort": "high"}}, "Truehigh"),
@@ -338,7 +339,7 @@ def turn(role: str, **block: Any) -> dict[str, Any]:
          "`not` at #"),
         ({"output_config": {"format": {"type": "regex"}}}, "output_config.format"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 2000}, "max_tokens": 2000},
          "thinking.budget_tokens"),
         ({"n": 2}, "n is not supported"),

@@ -17,6 +17,7 @@ from pagoda.server.app import create_app
 from pagoda.server.routes.unserved import UNSERVED
 from tests.server.conftest import running
 from tests.server.fakes import FakeClient, FimTokenizer
+from tests.server.mcp_server import make_server, over_http
 from tests.server.test_pooling import PoolingClient, encoder
 
 CONFIG = {
@@ -133,8 +134,9 @@ def embedder() -> Iterator[str]:
 
 def is_left_out(context: Any) -> bool:
     method, path = context.operation.method.upper(), context.operation.path
-    # One that never ends, those that would unload the model, and one that fetches others.
-    if path.startswith("/models/") or path == "/api/pull":
+    # One that never ends, those that would unload the model, one that fetches others, and those
+    # that connect to other servers.
+    if path.startswith(("/models/", "/mcp/")) or path == "/api/pull":
         return True
     return path in ALIASES or f"{method} {path}" in UNSERVED
 
@@ -189,11 +191,29 @@ def test_every_route_that_answers_is_tried() -> None:
         for path, methods in DOCUMENT.raw_schema["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    # A classifier is a third kind of model, and a PDF is no JSON.
+    # A classifier is a third kind of model, a PDF is no JSON, and tools are tried below.
     assert (
         bodies
         - ALIASES
-        - {"/classify", "/api/pull", "/extract-text"}
+        - {"/classify", "/api/pull", "/extract-text", "/mcp/tools", "/mcp/call"}
         - {f"/models/{verb}" for verb in ("load", "unload", "plan", "remove")}
         == {path for path, _ in VALID} - ALIASES
     )
+
+
+def test_tools_of_other_servers(writer: str) -> None:
+    with over_http(make_server()) as url:
+        own = {"id": "0123456789", "name": "own", "url": url}
+        listed = httpx.post(writer + "/mcp/tools", json={"server": own}, timeout=20)
+        DOCUMENT["/mcp/tools"]["POST"].validate_response(listed)
+        (wait,) = (tool for tool in listed.json()["tools"] if tool["name"] == "wait")
+        body = {
+            "server": own,
+            "tool": "wait",
+            "digest": wait["digest"],
+            "arguments": {"seconds": 0},
+        }
+        called = httpx.post(writer + "/mcp/call", json=body, timeout=20)
+    check_events("/mcp/call", called.text)
+    servers = httpx.get(writer + "/mcp/servers", timeout=20)
+    DOCUMENT["/mcp/servers"]["GET"].validate_response(servers)

@@ -121,6 +121,11 @@ def with_prefix(prefix: str) -> dict[str, str]:
     }
 
 
+def of_user(name: str) -> str | None:
+    """A variable that a file of the user's names; None where it is not set."""
+    return os.environ.get(name)
+
+
 def is_empty(name: str) -> bool:
     """True where the variable is set to nothing, which `get` takes for unset."""
     return os.environ.get(name) == ""

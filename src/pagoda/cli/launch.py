@@ -4,10 +4,12 @@ import argparse
 import dataclasses
 import json
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
@@ -36,7 +38,9 @@ def prepare(words: Sequence[str]) -> list[str]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("client", choices=CLIENTS, help="the program to start")
+    parser.add_argument(
+        "client", choices=CLIENTS, metavar=f"{{{','.join(CLIENTS)}}}", help="the program to start"
+    )
     parser.add_argument(
         "-m", "--model", metavar="MODEL",
         help="the model (default: the running server's first, else smollm2)",
@@ -89,10 +93,11 @@ def _run(client: Client, args: argparse.Namespace, models: "Models") -> int:
     from pagoda.cli.clients.program import folder_of, run_program, write_files
 
     target = _target(client, args, models)
-    _warn_of_short_context(client, target)
+    if not _is_agreed(client, target):
+        return 1
     setup = client.configure(target)
     write_files(folder_of(client), setup)
-    _say(f"{client.title} works with {target.model} at {target.url}.")
+    _say(f"{client.title} is set up with {target.model} at {target.url}.")
     return run_program([client.program, *setup.words, *args.client_arguments], setup)
 
 
@@ -106,7 +111,7 @@ def _server(args: argparse.Namespace) -> "tuple[Models, StartedServer | None]":
         if models is not None:
             return models, None
         if args.base_url:
-            raise ConfigError(f"Nothing answers at {root}; is the server running?")
+            raise ConfigError(_silence(root))
         started = StartedServer(_model(args), args.port, key)
         _say(f"Starting a server for {_model(args)} on port {started.port}; log: {started.log}")
         try:
@@ -117,6 +122,16 @@ def _server(args: argparse.Namespace) -> "tuple[Models, StartedServer | None]":
             raise
     assert models is not None
     return models, started
+
+
+def _silence(root: str) -> str:
+    """Why nothing answers there, as far as it shows."""
+    host = urlsplit(root).hostname or ""
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return f"The name {host!r} leads to no address here; check --base-url."
+    return f"Nothing answers at {root}; is the server running?"
 
 
 def _target(client: Client, args: argparse.Namespace, models: "Models | None") -> Target:
@@ -139,13 +154,21 @@ def _target(client: Client, args: argparse.Namespace, models: "Models | None") -
     )  # fmt: skip
 
 
-def _warn_of_short_context(client: Client, target: Target) -> None:
-    if target.context is not None and target.context < 2 * client.prompt_tokens:
-        _say(
-            f"Warning: {target.model} reads {target.context:,} tokens, and {client.title} sends "
-            f"about {client.prompt_tokens:,} of instructions with each request. Take a model with "
-            "a longer context (--model)."
-        )
+def _is_agreed(client: Client, target: Target) -> bool:
+    """Says where the context is too short for the client; in a terminal, asks whether to go on: the
+    client's own screen would cover the remark."""
+    if target.context is None or target.context >= 2 * client.prompt_tokens:
+        return True
+    _say(
+        f"Warning: {target.model} reads {target.context:,} tokens, and {client.title} sends "
+        f"about {client.prompt_tokens:,} of instructions with each request: little or no room is "
+        "left for work. Take a model with a longer context (--model)."
+    )
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    sys.stderr.write(f"Start {client.title} all the same? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _print(client: Client, args: argparse.Namespace) -> int:

@@ -102,10 +102,10 @@ THOUGHT = Fact(
     has=("--chat-template-kwargs", "thinking_token_budget"),
 )
 SERVER_TOOLS = Fact(
-    "no tools are called by the server; clients name theirs in `tools`, and `pagoda agent` "
-    "operates a computer",
-    has=("tools",),
-    lacks=("tool_server", "mcp"),
+    "the API calls no tools; clients name theirs in `tools`, the chat page uses those of "
+    "--mcp-config, and `pagoda agent` operates a computer",
+    has=("tools", "--mcp-config"),
+    lacks=("tool_server",),
 )
 LOG = Fact("give --log-level and --log-format", has=("--log-level", "--log-format"))
 LOG_STDERR = Fact("the log goes to stderr", lacks=("log_file", "prompts_dir"))

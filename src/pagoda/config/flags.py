@@ -83,6 +83,7 @@ def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> 
         config = dataclasses.replace(config, model=model)
     if not plan_only:
         check_parallel(config)
+        config.speculation.check()
     return config
 
 

@@ -135,6 +135,13 @@ class ServerConfig(Options):
     )  # fmt: skip
     webui: bool = option(True, "A chat page at `/`.", aliases=("--ui",))
     path: str | None = option(None, "Folder of files to serve at `/` in place of the chat page.")
+    mcp_config: str | None = option(
+        None,
+        "File of MCP servers for the chat page, as other programs have it: "
+        '{"mcpServers": {NAME: {"command": ..., "args": [...]}}} or {"url": ...}. Its programs '
+        "run as this user.",
+        aliases=("--mcp-servers-config",),
+    )
     models_dir: str | None = option(
         None, "Folder of further models: each GGUF file and each folder in it, by its name."
     )

@@ -38,6 +38,11 @@ _OF_OTHERS = (
     "suffix_decoding_min_token_prob", "tensor_parallel_size",
 )  # fmt: skip
 """vLLM's keys that change nothing here: what is guessed is weighed in each step."""
+_PAIRS = (
+    ("min_speculative_tokens", "num_speculative_tokens"),
+    ("prompt_lookup_min", "prompt_lookup_max"),
+)
+"""The least and the most of the same."""
 MODES = ("auto", "stable", "fast")
 _KEYS = ("method", "model", "mode", *_COUNTS)
 
@@ -124,6 +129,24 @@ class SpeculationConfig(Options):
     def mode(self) -> str:
         """How many tokens a draft head guesses."""
         return str(self.speculative_config.get("mode", "auto"))
+
+    def check(self) -> None:
+        """ConfigError for what no model could make true; asked before an engine is started for
+        nothing, and by the engine."""
+        if self.method == "draft" and not self.model and self.count("num_speculative_tokens", 1):
+            raise ConfigError(
+                'The method "draft" needs a model that drafts: name it as "model" in '
+                "--speculative-config, or with --model-draft."
+            )
+        for low, high in _PAIRS:
+            if not {low, high} <= self.speculative_config.keys():
+                continue
+            least, most = self.count(low, 0), self.count(high, 0)
+            if 0 < most < least:
+                raise ConfigError(
+                    f"--speculative-config has {low} {least} and {high} {most}; raise the second "
+                    "or lower the first."
+                )
 
     def count(self, key: str, default: int) -> int:
         """A number of tokens."""

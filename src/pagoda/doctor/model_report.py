@@ -13,6 +13,7 @@ from pagoda.doctor.findings import Finding
 from pagoda.doctor.guesses_report import guess_lines, guesses_json
 from pagoda.doctor.remedies.search import Remedy
 from pagoda.doctor.speeds import Speeds
+from pagoda.doctor.step_report import step_json, step_lines
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.devices.speed import PROMPT_TOKENS, Range
 from pagoda.planner.memory.plan import MemoryPlan
@@ -36,6 +37,8 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
     if plan is not None:
         out += [*_memory(answer, plan), "", *_room(answer, plan), *_speed(answer)]
         out += [*guess_lines(answer.guesses), *finding_words(answer.findings), ""]
+        if why and answer.speeds is not None and answer.speeds.step is not None:
+            out += [*step_lines(answer.speeds.step), ""]
         out += [*_flags(answer, why), ""]
     out += _verdict(answer, remedies)
     return wrapped(out, width)
@@ -204,6 +207,8 @@ def _speed_json(speeds: Speeds) -> dict[str, Any]:
             "decode_tokens_per_second": round(together.decode, 1),
             "decode_range": _tenths(together.decode_range),
         }
+    if speeds.step is not None:
+        found["step"] = step_json(speeds.step)
     return found
 
 

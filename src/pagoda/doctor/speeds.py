@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.planner.devices.gpu_speed import gpu_speeds
+from pagoda.planner.devices.roofline import GpuPart, Step, decode_step
 from pagoda.planner.devices.speed import (
     DeviceSpeed,
     SpeedEstimate,
@@ -28,6 +29,8 @@ class Speeds:
     together: SpeedEstimate | None = None
     """All of `requests` behind so many tokens; None for one."""
     requests: int = 1
+    step: Step | None = None
+    """Of all of `requests`, by operation; None where the device is no GPU."""
 
 
 def speeds_of(
@@ -62,7 +65,13 @@ def speeds_of(
     if one is None or empty is None:
         return None
     together = estimate(context, requests) if requests > 1 else None
-    return Speeds(one, empty, context, together, requests)
+    step = None
+    if hardware.gpu is not None:
+        in_host = frozenset(plan.placement.params)
+        captured = plan.captured > 0
+        part = GpuPart(hardware.gpu, ranks, captured, own, held, plan.groups, in_host)
+        step = decode_step(part, context, requests)
+    return Speeds(one, empty, context, together, requests, step)
 
 
 def device_speeds(

@@ -41,11 +41,7 @@ def draft_model_name(config: EngineConfig, spec: ModelSpec) -> str | None:
         return None
     if spec.encoder is not None or not spec.writes_text:
         return None
-    if not asked.model:
-        raise ConfigError(
-            'The method "draft" needs a model that drafts: name it as "model" in '
-            "--speculative-config, or with --model-draft."
-        )
+    asked.check()
     return asked.model
 
 

@@ -36,10 +36,9 @@ def resolve_encoder(
         tokens = max(512 if facts.device == "cpu" else 16384, length)
         reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
     if int(tokens) < length:
-        raise ConfigError(
-            f"--max-num-batched-tokens {tokens} is less than --max-model-len {length}; an encoder "
-            "computes each text in one step. Raise the one or lower the other."
-        )
+        why = f"not {tokens}: an encoder computes each text in one step"
+        tokens = length
+        reasons.append(Reason("max_num_batched_tokens", tokens, why))
     # No replies run beside the texts, so nothing paces them.
     scheduler = replace(
         config.scheduler,

@@ -29,7 +29,6 @@ from pagoda.server.routes import (
     completions,
     docs,
     embeddings,
-    files,
     generate,
     health,
     info,
@@ -45,6 +44,7 @@ from pagoda.server.routes import (
     tokens,
     unserved,
 )
+from pagoda.server.routes.page import files, mcp
 from pagoda.server.routes.peers import lmstudio, ollama, ollama_models, ollama_pull
 
 _log = get_logger(__name__)
@@ -72,8 +72,8 @@ def create_app(fleet: Fleet, config: ServerConfig, advice: Advice | None = None)
     install_handlers(app)
     modules = (
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
-        ollama, ollama_models, ollama_pull, lmstudio, models, tokens, files, health, metrics, info,
-        sleep, slots, docs, unserved,
+        ollama, ollama_models, ollama_pull, lmstudio, models, tokens, files, mcp, health, metrics,
+        info, sleep, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)

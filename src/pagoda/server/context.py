@@ -18,6 +18,7 @@ from pagoda.base.errors import (
     PagodaError,
     RequestError,
 )
+from pagoda.config.mcp import read_mcp_config
 from pagoda.config.server import ServerConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.served.fleet import Fleet
@@ -27,6 +28,8 @@ from pagoda.planner.planned import Advice
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.library.fetches import Fetches
 from pagoda.server.library.plans import Plans
+from pagoda.server.mcp.addresses import reach_of
+from pagoda.server.mcp.hub import Hub
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
 
@@ -50,12 +53,14 @@ class Context:
     fetches: Fetches = field(default_factory=Fetches)
     advice: InitVar[Advice | None] = None
     plans: Plans = field(init=False)
+    mcp: Hub = field(init=False)
     starting: EngineProgress | None = None
     """How far the first engine's start is."""
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self, advice: Advice | None) -> None:
         self.plans = Plans(advice)
+        self.mcp = Hub(read_mcp_config(self.config.mcp_config), reach_of(self.config))
         self.metrics = Metrics(lambda: self.fleet.models())
 
     def entries(self) -> list[ModelEntry]:

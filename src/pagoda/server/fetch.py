@@ -90,10 +90,10 @@ class MediaFetcher:
             ) from None
 
     async def _follow(self, url: str) -> bytes:
-        certificates = await asyncio.to_thread(_certificates)
+        known = await asyncio.to_thread(certificates)
         # Neither proxies nor credentials of the environment: they would open other ways.
         async with httpx.AsyncClient(
-            transport=self._transport, verify=certificates, trust_env=False
+            transport=self._transport, verify=known, trust_env=False
         ) as client:
             target = self._checked(url)
             for _ in range(1 + MAX_REDIRECTS):
@@ -135,7 +135,7 @@ class MediaFetcher:
         except (OSError, UnicodeError):
             addresses = []
         # One message for both: whether a name of the network within exists is nobody's business.
-        if not addresses or not all(map(_is_public, addresses)):
+        if not addresses or not all(map(is_public, addresses)):
             raise RequestError(
                 f"The host {host[:100]!r} has no public address that is known here, and media are "
                 "fetched from public addresses only. Send them as data URLs."
@@ -166,12 +166,13 @@ class MediaFetcher:
 
 
 @cache
-def _certificates() -> SSLContext:
+def certificates() -> SSLContext:
     """Those that hosts are known by. Reading them takes tens of milliseconds."""
     return httpx.create_ssl_context(trust_env=False)
 
 
-def _is_public(address: str) -> bool:
+def is_public(address: str) -> bool:
+    """Whether an address is one of the public network, and stands for none that is not."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv4Address):
         return _is_public_v4(found)

@@ -1,5 +1,6 @@
 """`pagoda serve`: the engine's process first, everything slow on this side meanwhile."""
 
+import logging
 import os
 import resource
 import sys
@@ -11,6 +12,7 @@ from typing import Any, NoReturn
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.config.mcp import read_mcp_config
 from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.supervision import SupervisionLimits
@@ -55,6 +57,7 @@ def run_server(
     setup_logging(server_config.log_level, server_config.log_format)
     try:
         configured_keys(server_config)  # one that cannot be sent ends it here
+        read_mcp_config(server_config.mcp_config)  # likewise
         tls = tls_context(server_config)
         allow_many_connections()
         with listening(server_config) as listener:
@@ -89,6 +92,8 @@ def run_server(
             finally:
                 client.kill()
     except PagodaError as error:
+        # Threads that read the model's texts still end: the error stays the last that is seen.
+        logging.getLogger("pagoda").setLevel(logging.ERROR)
         _log.error("%s", error)
         for found in advise(error) if advise else ():
             for line in found.split("\n"):  # a log line has none of its own

@@ -217,6 +217,7 @@ class Lifecycle:
         if self._work is not None:
             await self._work.close()
         await self._end_http(http)
+        await self._context.mcp.close()
         await self._responses.close()
         if self._port is not None:
             runfile.unregister(self._port)

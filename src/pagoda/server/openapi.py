@@ -32,7 +32,8 @@ def describe(
 ) -> Schema:
     """`openapi_extra` of a route that reads and writes its bodies itself.
 
-    `reply` is a struct, a media type with a JSON schema, or None for an empty one; with `many` it
+    `reply` is a struct, a media type with a JSON schema, or None for an empty one, or for a stream
+    alone; with `many` it
     is a list, or where it can be streamed either. `chunks`: what a stream of events is made of,
     `lines` one of lines. `refusals`: statuses beyond 4XX and what stands for "not now".
     """
@@ -101,13 +102,15 @@ def _content(
     chunks: tuple[type[msgspec.Struct], ...],
     many: bool,
 ) -> Schema:
-    if reply is None or isinstance(reply, dict):
-        return reply or {}
-    schema: Schema = _struct(reply)
-    if many:
-        listed = {"type": "array", "items": schema}
-        schema = {"anyOf": [schema, listed]} if chunks else listed
-    content: Schema = {"application/json": {"schema": schema}}
+    content: Schema = {}
+    if isinstance(reply, dict):
+        content = dict(reply)
+    elif reply is not None:
+        schema: Schema = _struct(reply)
+        if many:
+            listed = {"type": "array", "items": schema}
+            schema = {"anyOf": [schema, listed]} if chunks else listed
+        content = {"application/json": {"schema": schema}}
     if chunks:
         content["text/event-stream"] = {"schema": _event(chunks)}
     return content

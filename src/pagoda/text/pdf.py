@@ -52,8 +52,8 @@ def pdf_text(data: bytes) -> PdfText:
         raise
     except Exception as error:  # what a broken file makes the library raise
         raise RequestError(
-            f"The PDF cannot be read: {type(error).__name__}. Open it in another program, save it "
-            "again and send that."
+            "The PDF is broken and cannot be read. Open it in another program, save it again and "
+            "send that."
         ) from error
 
 

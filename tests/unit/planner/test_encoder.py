@@ -38,8 +38,10 @@ def test_an_encoder_has_no_kv_and_takes_texts_whole():
 def test_a_step_has_room_for_the_longest_text():
     resolution = resolve(configure(), replace(SPEC, max_position=512), {}, machine())
     assert int(resolution.config.scheduler.max_num_batched_tokens) >= 512
-    with pytest.raises(ConfigError, match="computes each text in one step"):
-        resolved(scheduler={"max_num_batched_tokens": 255, "max_num_seqs": 8})
+    raised = resolved(scheduler={"max_num_batched_tokens": 128, "max_num_seqs": 8})
+    assert raised.config.scheduler.max_num_batched_tokens == 256
+    why = {reason.field: reason.why for reason in raised.reasons}
+    assert why["max_num_batched_tokens"] == "not 128: an encoder computes each text in one step"
 
 
 def test_learned_positions_end():

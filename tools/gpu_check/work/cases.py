@@ -85,7 +85,7 @@ _DECODES = ((1, 1024), (1, 32768), (64, 1024), (256, 1024), (64, 8192))
 
 
 def error(out: Tensor, reference: tuple[Tensor, slice]) -> float:
-    """How far the rows that are compared differ, relative to their size; infinite where any is no number."""
+    """How far compared rows differ, relative to their size; infinite where any is no number."""
     want, part = reference
     got = out[part].float()
     found = ((got - want).norm() / want.norm()).item()

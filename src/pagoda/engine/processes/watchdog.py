@@ -85,11 +85,14 @@ class Watchdog(Activity):
                 f"(phase: {phase}); --startup-timeout ends it."
             )
         elif phase is not None and silent >= self._next_report:
+            first = self._next_report == self._stall
             self._next_report = 2 * silent
-            self._report(phase, silent)
+            self._report(phase, silent, stacks=not first)
 
-    def _report(self, phase: str | None, silent: float) -> None:
-        for line in situation(phase, silent):
+    def _report(self, phase: str | None, silent: float, *, stacks: bool = True) -> None:
+        """The first silence may be a slow disk's; pages of stacks would only frighten."""
+        lines = situation(phase, silent)
+        for line in lines if stacks else lines[:1]:
             log.warning("%s", line)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
-from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
 from pagoda.planner.memory.weights import HeldWeight
 
@@ -115,15 +115,15 @@ def estimate_speed(
     None where the device has no speed for one of the weights' formats. Weights of the names
     `in_host` are in the host's memory. Of a step that verifies guesses, each request has `rows`
     tokens, of which one counts."""
-    if any(part.storage not in device.products for part in _read_weights(spec, held)):
+    if any(part.storage not in device.products for part in read_weights(spec, held)):
         return None
     from_host = [part for part in held if part.tensor.name in in_host]
     decode = _decode(spec, held, groups, device, context, requests, rows)
-    fetched = sum(part.nbytes * _met(spec, part, requests * rows) for part in from_host)
+    fetched = sum(part.nbytes * share_met(spec, part, requests * rows) for part in from_host)
     decode[_FROM_HOST] = fetched / device.host
-    decode[_EXCHANGING] = _exchanging(spec, device, requests)
+    decode[_EXCHANGING] = exchanging(spec, device, requests)
     prefill = _prefill(spec, held, device)
-    prefill[_EXCHANGING] = _exchanging(spec, device, PROMPT_TOKENS)
+    prefill[_EXCHANGING] = exchanging(spec, device, PROMPT_TOKENS)
     prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
     total = sum(prefill.values())
     # They cost what tokens of a prompt do: a step that is this short does not hide their products.
@@ -144,15 +144,16 @@ def draft_seconds(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpe
     parts = [part for part in held if part.tensor.is_matrix and part.tensor.drafts]
     parts = [part for part in parts if part.tensor.role not in _NOT_READ]
     if not own:
-        parts += [part for part in _read_weights(spec, held) if part.tensor.layer is None]
+        parts += [part for part in read_weights(spec, held) if part.tensor.layer is None]
     if any(part.storage not in device.products for part in parts):
         return None
-    reading = sum(part.nbytes * _share(spec, part) for part in parts) / device.read
+    reading = sum(part.nbytes * token_share(spec, part) for part in parts) / device.read
     computing = sum(
-        part.nbytes * _share(spec, part) / device.products[part.storage].decode for part in parts
+        part.nbytes * token_share(spec, part) / device.products[part.storage].decode
+        for part in parts
     )
     starting = (device.start * _operations(spec) + device.step) / len(spec.layers)
-    return _overlapped(reading, computing) + starting
+    return overlapped(reading, computing) + starting
 
 
 def step_bytes(
@@ -164,8 +165,10 @@ def step_bytes(
 ) -> float:
     """Read by a decode step of so many requests behind `context` tokens: each weight once, of
     experts those that some token meets if routers choose evenly, and each request's KV."""
-    weights = sum(part.nbytes * _met(spec, part, requests) for part in _read_weights(spec, held))
-    return weights + requests * sum(_cached_bytes(group, context) for group in groups)
+    weights = sum(
+        part.nbytes * share_met(spec, part, requests) for part in read_weights(spec, held)
+    )
+    return weights + requests * sum(cached_bytes(group, context) for group in groups)
 
 
 def step_operations(
@@ -176,9 +179,9 @@ def step_operations(
     return sum(
         2
         * part.elements
-        * _share(spec, part)
+        * token_share(spec, part)
         * (samples if part.tensor.role in ("head", "embedding") else tokens)
-        for part in _read_weights(spec, held)
+        for part in read_weights(spec, held)
     )
 
 
@@ -186,7 +189,7 @@ def _largest(parts: Mapping[str, float]) -> str:
     return max(parts, key=lambda name: parts[name])
 
 
-def _read_weights(spec: ModelSpec, held: Sequence[HeldWeight]) -> list[HeldWeight]:
+def read_weights(spec: ModelSpec, held: Sequence[HeldWeight]) -> list[HeldWeight]:
     """What every step multiplies with, the draft head's left out; a tied table is the output
     head."""
     tied = spec.tie_word_embeddings and spec.writes_text
@@ -213,10 +216,10 @@ def _decode(
     nbytes: defaultdict[str, float] = defaultdict(float)
     ops: defaultdict[str, float] = defaultdict(float)
     scattered = 0.0
-    for part in _read_weights(spec, held):
-        size = part.nbytes * _met(spec, part, requests * rows)
+    for part in read_weights(spec, held):
+        size = part.nbytes * share_met(spec, part, requests * rows)
         nbytes[part.storage] += size
-        ops[part.storage] += 2 * part.elements * _share(spec, part) * requests
+        ops[part.storage] += 2 * part.elements * token_share(spec, part) * requests
         scattered += size if part.tensor.role == "experts" else 0
     reading = (sum(nbytes.values()) + scattered * (1 / device.experts - 1)) / device.read
     computing = 0.0
@@ -224,9 +227,9 @@ def _decode(
         speed = device.products[name]
         many = ops[name] / speed.prompt if requests > 1 else 0.0
         computing += max(size / speed.decode, many)
-    kv = requests * sum(_cached_bytes(group, context) for group in groups) / device.read
+    kv = requests * sum(cached_bytes(group, context) for group in groups) / device.read
     return {
-        _bound(reading, computing): _overlapped(reading, computing),
+        _bound(reading, computing): overlapped(reading, computing),
         "reading keys, values and states": kv,
         "starting operations": device.start * _operations(spec) + device.step,
     }
@@ -236,21 +239,24 @@ def _prefill(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -
     """Seconds of a prompt, by what bounds them. The head is for its last token alone."""
     ops: defaultdict[str, float] = defaultdict(float)
     nbytes = 0.0
-    for part in _read_weights(spec, held):
+    for part in read_weights(spec, held):
         nbytes += part.nbytes
         if part.tensor.role not in ("head", "embedding"):
-            ops[part.storage] += 2 * part.elements * _share(spec, part) * PROMPT_TOKENS
+            ops[part.storage] += 2 * part.elements * token_share(spec, part) * PROMPT_TOKENS
     computing = sum(count / device.products[name].prompt for name, count in ops.items())
     reading = nbytes / device.read
-    attention = sum(_attention_ops(layer) for layer in spec.layers) / device.floats
+    # Half of the pairs are in the future.
+    mean = PROMPT_TOKENS // 2
+    attending = sum(mixer_operations(layer.mixer, mean) for layer in spec.layers)
+    attention = PROMPT_TOKENS * attending / device.floats
     return {
-        _bound(reading, computing): _overlapped(reading, computing),
+        _bound(reading, computing): overlapped(reading, computing),
         "arithmetic of attention": attention,
         "starting operations": device.start * _operations(spec) + device.step,
     }
 
 
-def _exchanging(spec: ModelSpec, device: DeviceSpeed, tokens: int) -> float:
+def exchanging(spec: ModelSpec, device: DeviceSpeed, tokens: int) -> float:
     """Behind each layer's mixer and behind its MLP; each device sends its part of the sums, and
     then the sums (fp16 or bf16)."""
     nbytes = 2 * 2 * tokens * spec.hidden_size
@@ -261,14 +267,14 @@ def _bound(reading: float, computing: float) -> str:
     return "reading weights from memory" if reading >= computing else "multiplying weights"
 
 
-def _overlapped(one: float, other: float) -> float:
+def overlapped(one: float, other: float) -> float:
     longer, shorter = max(one, other), min(one, other)
     if longer in (0.0, inf):
         return longer
     return float(longer * (1 + (shorter / longer) ** _OVERLAP) ** (1 / _OVERLAP))
 
 
-def _share(spec: ModelSpec, part: HeldWeight) -> float:
+def token_share(spec: ModelSpec, part: HeldWeight) -> float:
     """The share of an experts' parameter that a token meets."""
     if part.tensor.role != "experts":
         return 1.0
@@ -279,13 +285,13 @@ def _share(spec: ModelSpec, part: HeldWeight) -> float:
     return experts.top_k / experts.num_experts
 
 
-def _met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
+def share_met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
     """The share of an experts' parameter that so many tokens meet together if routers choose
     evenly."""
-    return 1 - (1 - _share(spec, part)) ** tokens
+    return 1 - (1 - token_share(spec, part)) ** tokens
 
 
-def _cached_bytes(group: GroupSpec, context: int) -> float:
+def cached_bytes(group: GroupSpec, context: int) -> float:
     """Read for one token; a state is written, too."""
     if not isinstance(group, KVGroupSpec):
         return 2 * group.block_bytes
@@ -293,19 +299,13 @@ def _cached_bytes(group: GroupSpec, context: int) -> float:
     return group.block_bytes / group.block_size * seen
 
 
-def _attention_ops(layer: LayerSpec) -> float:
-    """Operations of attention of one layer over a whole prompt; half of the pairs are in the
-    future."""
-    mixer = layer.mixer
+def mixer_operations(mixer: AttentionSpec | DeltaNetSpec, context: int) -> float:
+    """Operations of attention of one token behind `context` others, or of its state's update."""
     if not isinstance(mixer, AttentionSpec):
-        # Each token updates and reads every head's state, and writes it: 7 operations an element.
-        return (
-            7.0
-            * PROMPT_TOKENS
-            * mixer.num_value_heads
-            * (mixer.key_head_dim * mixer.value_head_dim)
-        )
-    return 2.0 * PROMPT_TOKENS**2 * mixer.num_heads * mixer.head_dim
+        # It updates and reads every head's state, and writes it: 7 operations an element.
+        return 7.0 * mixer.num_value_heads * mixer.key_head_dim * mixer.value_head_dim
+    seen = context if mixer.window is None else min(context, mixer.window)
+    return 4.0 * seen * mixer.num_heads * mixer.head_dim
 
 
 def _operations(spec: ModelSpec) -> int:

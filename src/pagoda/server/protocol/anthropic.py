@@ -10,9 +10,6 @@ from pagoda.server.protocol.dialects import DialectBody
 
 Blocks = str | Items[dict[str, Any]]
 
-# Anthropic's least budget.
-_MIN_BUDGET = 1024
-
 
 class AnthropicMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
@@ -26,7 +23,7 @@ class Thinking(BaseModel):
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(
-        None, ge=_MIN_BUDGET, description="Most tokens of thought; then the model must answer."
+        None, ge=1, description="Most tokens of thought; then the model must answer."
     )
     display: Literal["summarized", "omitted"] = Field(
         "summarized", description="Thought is shown as it is, or not at all."

@@ -104,6 +104,7 @@ class ChatBody(GenerationBody):
         {}, description="`fps` and `num_frames` of videos; these count more."
     )
     return_prompt_text: bool = False
+    verbose: bool = Field(False, description="The reply has the prompt's text in `__verbose`.")
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
@@ -130,6 +131,7 @@ class BatchChatRequest(ChatBody):
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),
         "return_prompt_text": (False,),
+        "verbose": (False,),
         "return_token_ids": (False,),
         "stream": (False,),
         "structured_outputs": (),

@@ -130,6 +130,12 @@ class ChatChoice(msgspec.Struct, kw_only=True):
     routed_experts: Any = None
 
 
+class Verbose(msgspec.Struct):
+    """What llama-server tells of a reply that was asked for with `verbose`."""
+
+    prompt: str
+
+
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -146,6 +152,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     metrics: dict[str, Any] | None = None
     timings: Timings
     """Timings of the first choice."""
+    verbose: Verbose | UnsetType = msgspec.field(default=UNSET, name="__verbose")
 
 
 class FunctionDelta(msgspec.Struct, kw_only=True):
@@ -197,6 +204,7 @@ class ChatCompletionChunk(msgspec.Struct, kw_only=True):
     timings: Timings | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_text: str | UnsetType = UNSET
+    verbose: Verbose | UnsetType = msgspec.field(default=UNSET, name="__verbose")
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 

@@ -16,6 +16,7 @@ from pagoda.server.protocol.replies import (
     FunctionDelta,
     ToolCall,
     ToolCallDelta,
+    Verbose,
 )
 from pagoda.server.replies.chat_job import ChatJob
 from pagoda.server.replies.events import ReplyEvent
@@ -44,6 +45,8 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
             reply.prompt_token_ids = generation.prompt_ids(0)
         if body.return_prompt_text:
             reply.prompt_text = self._job.prompt_texts[0]
+        if body.verbose:
+            reply.verbose = Verbose(self._job.prompt_texts[0])
         return reply
 
     def _choice(self, event: ReplyEvent) -> ChatChoice:
@@ -96,6 +99,8 @@ class ChatReply(OpenAIReply[ChatCompletionChunk]):
             chunk.prompt_token_ids = self.generation.prompt_ids(index)
         if self._body.return_prompt_text:
             chunk.prompt_text = self._job.prompt_texts[0]
+        if self._body.verbose:
+            chunk.verbose = Verbose(self._job.prompt_texts[0])
         return chunk
 
     def _delta_chunk(self, event: ReplyEvent, delta: ChatDelta) -> ChatCompletionChunk:

@@ -101,6 +101,25 @@ export async function* pullModel(model, signal) {
   }
 }
 
+/** MCP servers of this server: {servers: [{name, transport}], closed}. */
+export const mcpServers = async () => (await call("mcp/servers")).json();
+
+/** What a server (a name, or {id, name, url, headers}) offers: {title, tools, left_out}. */
+export const mcpTools = async (server, signal) =>
+  (await post("mcp/tools", { server }, signal)).json();
+
+/** Call a tool: events of its progress, then its result. Who aborts cancels the call. */
+export async function* callTool(body, signal) {
+  const reply = await post("mcp/call", body, signal);
+  for await (const data of events(reply.body)) {
+    const told = JSON.parse(data);
+    if (told.error) throw new ApiError(told.error.message, told.error.code);
+    yield told;
+    if (told.kind === "result") return;
+  }
+  throw new DroppedError();
+}
+
 /** Chunks of a streamed chat completion. Throws ApiError, DroppedError or, aborted, AbortError. */
 export async function* streamChat(body, signal) {
   const streamed = { ...body, stream: true, stream_options: { include_usage: true } };

@@ -3,13 +3,15 @@
 import { Composer } from "./composer.js";
 import { byId, el, icon, newId, toast } from "./dom.js";
 import { emptyDraft, loadOptions, saveOptions } from "./drafts.js";
-import { MessageView } from "./messages.js";
+import { reasonOf, toolsetOf } from "./mcp.js";
+import { MAX_ROUNDS, MessageView } from "./messages.js";
 import { Meter } from "./meter.js";
 import { Pairs } from "./pairs.js";
-import { requestBody } from "./request.js";
+import { ownTools, requestBody } from "./request.js";
 import { Run } from "./run.js";
 import { catchUp, isDeleted, loadChat, saveChat } from "./store.js";
-import { addNode, newChat, path, show, versions } from "./tree.js";
+import { isOpen, ToolRun } from "./toolrun.js";
+import { addNode, answered, newChat, path, show, touch, versions } from "./tree.js";
 import { t } from "./words.js";
 
 const TITLE_LENGTH = 60;
@@ -181,15 +183,78 @@ export class ChatPane {
     else this.reply(node.id);
   }
 
-  /** Have the model answer the path that ends at `parent`. */
-  reply(parent, fields = { model: this.page.model() }) {
-    const node = addNode(this.chat, parent, { role: "assistant", ...fields });
-    this.write(node, requestBody(this.chat, parent, node.model));
+  /** Have the model answer the path that ends at `parent`, the `rounds`th time on behalf of tools. */
+  reply(parent, fields = { model: this.page.model() }, { chat = this.chat, rounds = 0 } = {}) {
+    const node = addNode(chat, parent, { role: "assistant", ...fields });
+    let tools = null;
+    const bodyOf = async (signal) => {
+      // Two models at once would each act, and only one reply is kept.
+      if (!node.pair) tools = await toolsetOf(chat.options, signal);
+      if (tools?.found.size) node.byTools = true;
+      return requestBody(chat, parent, node.model, tools?.definitions());
+    };
+    this.write(chat, node, bodyOf, () => this.useTools(chat, node, tools, rounds));
+    if (!rounds) this.toBottom();
   }
 
   replyTwice(parent, models) {
     const pair = newId();
     for (const model of models) this.reply(parent, { model, pair });
+  }
+
+  /** Carry out what a reply calls, one after the other, and have the model go on. */
+  async useTools(chat, node, tools, rounds) {
+    if (node.state !== "done" || !node.tool_calls?.length || !node.byTools) return;
+    if (rounds >= MAX_ROUNDS) {
+      node.state = "rounds";
+      touch(node);
+      this.save(chat);
+      this.refresh();
+      return;
+    }
+    const own = new Set(ownTools().map((tool) => tool.function?.name));
+    let parent = node.id;
+    for (const { call, result } of answered(chat, node)) {
+      const { name } = call.function;
+      const fields = { role: "tool", tool_call_id: call.id, name, state: "asking" };
+      const turn = result ?? addNode(chat, parent, { ...fields, input: call.function.arguments });
+      parent = turn.id;
+      if (result && !isOpen(result)) continue;
+      await this.callTool(chat, turn, (run) => run.write(tools.found.get(name), own.has(name)));
+      if (isOpen(turn)) return;
+    }
+    this.reply(parent, { model: node.model }, { chat, rounds: rounds + 1 });
+  }
+
+  async callTool(chat, node, perform) {
+    const view = new MessageView(node, this);
+    const page = {
+      save: (saved) => this.save(saved),
+      isShown: ({ id }) => id === this.chat.id,
+      unauthorized: this.page.unauthorized,
+    };
+    const run = new ToolRun(chat, node, view, page);
+    this.begin(run);
+    await perform(run);
+    this.end(run);
+  }
+
+  /** Go on with calls that were interrupted, or that were many; `node` is the reply, or a call. */
+  async goOn(node) {
+    const { chat } = this;
+    const reply = path(chat, node.id).findLast(({ role }) => role === "assistant");
+    if (!reply?.tool_calls || this.running()) return;
+    let tools;
+    try {
+      tools = await toolsetOf(chat.options);
+    } catch (error) {
+      toast(reasonOf(error));
+      return;
+    }
+    if (this.running() || chat !== this.chat) return;
+    Object.assign(reply, { state: "done", byTools: true });
+    touch(reply);
+    this.useTools(chat, reply, tools, 0);
   }
 
   compareWith(model) {
@@ -204,24 +269,33 @@ export class ChatPane {
     this.refresh();
   }
 
-  async write(node, body) {
-    if (!body) return;
+  /** Write a reply; `then` runs right behind its end, whatever that is: a chat is never idle between. */
+  async write(chat, node, bodyOf, then = () => {}) {
     const view = new MessageView(node, this);
-    const events = { save: (chat) => this.save(chat), unauthorized: this.page.unauthorized };
-    const run = new Run(this.chat, node, view, events);
-    this.runs.set(node.id, run);
-    view.begin();
+    const events = { save: (saved) => this.save(saved), unauthorized: this.page.unauthorized };
+    const run = new Run(chat, node, view, events);
+    this.begin(run);
     view.flush();
-    this.save(this.chat);
-    this.refresh();
-    this.toBottom();
+    await run.write(bodyOf);
+    this.end(run);
+    then();
+  }
+
+  /** Show that something is going on in a chat. */
+  begin(run) {
+    this.runs.set(run.node.id, run);
+    run.view.begin();
+    this.save(run.chat);
+    if (run.chat.id === this.chat.id) this.refresh();
     this.page.changed();
-    await run.write(body);
+  }
+
+  end({ chat, node, view }) {
     this.runs.delete(node.id);
-    const all = versions(run.chat, node);
+    const all = versions(chat, node);
     view.complete(all);
     this.views.set(node.id, { key: viewKey(node, all), view });
-    if (run.chat.id === this.chat.id) this.refresh();
+    if (chat.id === this.chat.id) this.refresh();
     this.page.changed();
   }
 
@@ -246,6 +320,7 @@ export class ChatPane {
   // What messages can ask for.
 
   edit(node, content) {
+    this.stop();
     this.sendFrom(node.parent, { ...node, content });
   }
 
@@ -256,7 +331,9 @@ export class ChatPane {
 
   continue(node) {
     const body = requestBody(this.chat, node.id, this.page.model());
-    this.write(node, { ...body, add_generation_prompt: false, continue_final_message: true });
+    const further = { add_generation_prompt: false, continue_final_message: true };
+    this.write(this.chat, node, async () => ({ ...body, ...further }));
+    this.toBottom();
   }
 
   show(node) {

@@ -54,6 +54,16 @@ async function readText(file) {
   throw new FileError(t("fileWrong", { name: file.name }));
 }
 
+/** A picture of a tool ({type, data}) as a data URL; "" where it is none. */
+export async function toolPicture({ type, data }) {
+  try {
+    const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+    return await shrunk(new Blob([bytes], { type }));
+  } catch {
+    return "";
+  }
+}
+
 /** A picture as a data URL, at most MAX_IMAGE_SIDE pixels wide and high. */
 async function shrunk(file) {
   const bitmap = await createImageBitmap(file);

@@ -5,11 +5,14 @@ import { ChatPane } from "./chat.js";
 import "./chat_words.js";
 import { askKey, setUpSettings } from "./dialogs.js";
 import { byId, icon } from "./dom.js";
+import { hasTools } from "./mcp.js";
 import { setUpModels } from "./models.js";
 import { hasOptions, openOptions } from "./options.js";
 import { Picker } from "./picker.js";
 import { Sidebar } from "./sidebar.js";
 import { keepDeleted, saveSettings, settings } from "./store.js";
+import { openTools } from "./toolpanel.js";
+import "./tool_words.js";
 import { setLanguage, t, translate } from "./words.js";
 
 const root = byId("pagoda");
@@ -58,16 +61,18 @@ function chooseModel(name) {
 /** Whether the chat has options of its own is seen beside the model. */
 function showOptions() {
   byId("open-options").classList.toggle("set", hasOptions(pane.chat.options));
+  byId("open-tools").classList.toggle("set", hasTools(pane.chat.options));
 }
 
 function setUpOptions() {
+  const changed = () => {
+    pane.saveOptions();
+    showOptions();
+  };
   byId("open-options").addEventListener("click", () => {
-    const changed = () => {
-      pane.saveOptions();
-      showOptions();
-    };
     openOptions(pane.chat, { model: () => picker.name, choose: chooseModel, changed });
   });
+  byId("open-tools").addEventListener("click", () => openTools(pane.chat, { changed, askKey }));
   byId("compare").addEventListener("click", () => {
     const others = picker.cards.map(({ id }) => id).filter((id) => id !== picker.name);
     const answers = others.map((id) => [id, () => pane.compareWith(id)]);

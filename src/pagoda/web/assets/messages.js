@@ -4,19 +4,21 @@ import { copyButton, el, icon, iconButton } from "./dom.js";
 import { fileCard } from "./files.js";
 import { MarkdownStream } from "./markdown.js";
 import { isFromElsewhere } from "./store.js";
+import { callCard, pictures, pretty, toolCard } from "./toolcard.js";
 import { t } from "./words.js";
-
-const SAFE_IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,/;
 
 // A message of more characters or lines is folded.
 const LONG_TEXT = 2000;
 const LONG_LINES = 25;
 
+// Replies of a model to its tools, one after the other, before it is asked whether to go on.
+export const MAX_ROUNDS = 20;
+
 // Why a reply is not whole, and whether the model can go on from there.
 const NOTICES = { stopped: "stopped", dropped: "dropped", running: "dropped", length: "length" };
 
 export class MessageView {
-  /** `actions` are the chat's: edit, retry, continue, show, sendResults, unstick. */
+  /** `actions` are the chat's: edit, retry, continue, show, sendResults, goOn, unstick. */
   constructor(node, actions) {
     this.node = node;
     this.actions = actions;
@@ -36,17 +38,14 @@ export class MessageView {
     const { node, element } = this;
     element.replaceChildren();
     if (node.role === "user") this.buildUser();
-    if (node.role === "tool") {
-      element.append(toolCard(t("toolResult", { name: node.name ?? "" }), node.content));
-    }
+    if (node.role === "tool") element.append(...this.toolParts());
     if (node.role === "assistant") this.buildReply();
     return element;
   }
 
   buildUser() {
-    const images = (this.node.images ?? []).filter((url) => SAFE_IMAGE.test(url));
-    const pictures = images.map((src) => el("img", { src, alt: "" }));
-    if (pictures.length) this.element.append(el("div", { class: "pictures" }, ...pictures));
+    const images = pictures(this.node.images);
+    if (images) this.element.append(images);
     const files = (this.node.files ?? []).map(fileCard);
     if (files.length) this.element.append(el("div", { class: "files" }, ...files));
     if (this.node.content) this.element.append(bubble(this.node.content));
@@ -68,18 +67,45 @@ export class MessageView {
     this.shown = { content: 0, reasoning: 0 };
   }
 
+  /** A call with its result, or the result alone that the user wrote. */
+  toolParts() {
+    const { node } = this;
+    if (node.input === undefined) {
+      return [toolCard(t("toolResult", { name: node.name ?? "" }), node.content)];
+    }
+    // It was going on when its page was closed.
+    const isCut = this.versions && ["asking", "running"].includes(node.state);
+    const wasOpen = this.element.querySelector("details")?.open ?? false;
+    const card = callCard(node, isCut && !isFromElsewhere(node.id) ? "cut" : node.state, wasOpen);
+    this.status = card.querySelector(".status");
+    const cuts = { asking: "cutAsking", running: "cutRunning" };
+    const reason = node.state === "stopped" ? "stoppedCall" : isCut && cuts[node.state];
+    if (!reason || isFromElsewhere(node.id)) return [card];
+    return [card, this.quietly(t(reason), [this.button("goOn", "play", "askAgain")])];
+  }
+
+  /** How far a call is. */
+  showStatus(text) {
+    this.status.textContent = text;
+  }
+
   /** Nothing more will come. */
   complete(versions) {
     const { node, element } = this;
     this.versions = versions;
-    if (node.role === "tool") return;
+    if (node.role === "tool") {
+      this.begin();
+      return;
+    }
     if (node.role === "assistant") {
       this.flush();
       for (const stream of Object.values(this.streams)) stream.end();
       this.progress.remove();
       this.showThought(false);
       element.setAttribute("aria-busy", "false");
-      if (node.tool_calls?.length && node.state === "done") element.append(this.resultForm());
+      if (node.tool_calls?.length && node.state === "done" && !node.byTools) {
+        element.append(this.resultForm());
+      }
       const notice = this.notice();
       if (notice) element.append(notice);
     }
@@ -140,6 +166,10 @@ export class MessageView {
   notice() {
     const { state, error, content } = this.node;
     if (state === "running" && isFromElsewhere(this.node.id)) return null;
+    if (state === "rounds") {
+      const buttons = [this.button("goOn", "play")];
+      return this.quietly(t("rounds", { count: MAX_ROUNDS }), buttons);
+    }
     const text = error ?? (NOTICES[state] && t(NOTICES[state]));
     if (!text) return null;
     const buttons = [this.button("retry", "retry")];
@@ -148,9 +178,13 @@ export class MessageView {
     return el("div", { class: `notice ${kind}`, role: "alert" }, el("span", {}, text), ...buttons);
   }
 
-  button(action, iconName) {
+  quietly(text, buttons) {
+    return el("div", { class: "notice quiet", role: "alert" }, el("span", {}, text), ...buttons);
+  }
+
+  button(action, iconName, word = action) {
     const onclick = () => this.actions[action](this.node);
-    return el("button", { type: "button", class: "plain", onclick }, icon(iconName), t(action));
+    return el("button", { type: "button", class: "plain", onclick }, icon(iconName), t(word));
   }
 
   footer() {
@@ -253,16 +287,3 @@ function bubble(text) {
 }
 
 const perSecond = (rate) => t("perSecond", { rate: rate.toFixed(rate < 10 ? 1 : 0) });
-
-function toolCard(title, text) {
-  const summary = el("summary", {}, icon("tool"), el("span", {}, title), icon("down"));
-  return el("details", { class: "tool", open: true }, summary, el("pre", {}, text));
-}
-
-function pretty(json) {
-  try {
-    return JSON.stringify(JSON.parse(json), null, 2);
-  } catch {
-    return json; // still streaming, or not JSON
-  }
-}

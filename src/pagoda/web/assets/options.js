@@ -179,7 +179,8 @@ class Options {
 
   savePreset(name) {
     if (!name) return;
-    const { changed, ...options } = structuredClone(this.chat.options);
+    // What was agreed to counts for its chat alone.
+    const { changed, allowed, ...options } = structuredClone(this.chat.options);
     const others = listPresets().filter((preset) => preset.name !== name);
     savePresets([...others, { name, model: this.page.model(), options }]);
     toast(t("presetSaved", { name }));

@@ -6,13 +6,29 @@ import { settings } from "./store.js";
 import { path } from "./tree.js";
 import { t } from "./words.js";
 
-/** A request to `model` for the path of `chat` that ends at `leaf`. */
-export function requestBody(chat, leaf, model) {
+// What the model reads of a call that did not come to its end.
+const INTERRUPTED = {
+  asking: "This call was not carried out.",
+  running: "This call was interrupted; whether it was carried out is not known.",
+  stopped: "The user stopped this call.",
+};
+const CUT_OFF = ["stopped", "dropped", "running", "length", "error"];
+
+/** A request to `model` for the path of `chat` that ends at `leaf`, with these tools beside those
+ * of the settings. */
+export function requestBody(chat, leaf, model, definitions = []) {
   const { options } = chat;
   const system = options.system?.trim() ? options.system : settings.system;
   const messages = system.trim() ? [{ role: "system", content: system }] : [];
+  let open = []; // calls that have no result yet
   for (const node of path(chat, leaf)) {
     const message = requestMessage(node);
+    if (node.role === "tool") {
+      open.shift();
+    } else {
+      messages.push(...open.map(notCarriedOut));
+      open = message?.tool_calls ?? [];
+    }
     const before = messages.at(-1);
     // After a reply that failed; templates want turns to alternate.
     const joins = message?.role === "user" && before?.role === "user";
@@ -24,23 +40,37 @@ export function requestBody(chat, leaf, model) {
   }
   const sampling = { ...settings.sampling, ...options.sampling };
   const body = { model: model || undefined, messages, ...sampling, ...thinking(options) };
-  const tools = parseTools();
+  const tools = [...ownTools(), ...definitions];
   return tools.length ? { ...body, tools } : body;
 }
 
 function requestMessage({ role, content, images, files, tool_calls: calls, ...rest }) {
   if (role === "tool") {
-    return { role, content, tool_call_id: rest.tool_call_id, name: rest.name };
+    const told = { role, tool_call_id: rest.tool_call_id, name: rest.name };
+    const text = INTERRUPTED[rest.state] ?? content;
+    return { ...told, content: images?.length ? withPictures(images, text) : text };
   }
   if (role === "assistant") {
-    if (!content && !calls?.length) return null;
-    return { role, content, ...(calls?.length ? { tool_calls: calls } : {}) };
+    // Those of a reply that was cut off are not whole.
+    const whole = calls?.length && !CUT_OFF.includes(rest.state);
+    if (!content && !whole) return null;
+    return { role, content, ...(whole ? { tool_calls: calls } : {}) };
   }
   const text = textWithFiles(content, files);
-  if (!images?.length) return { role, content: text };
-  const pictures = images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role, content: [...pictures, { type: "text", text }] };
+  return { role, content: images?.length ? withPictures(images, text) : text };
 }
+
+function withPictures(images, text) {
+  const pictures = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return [...pictures, { type: "text", text }];
+}
+
+const notCarriedOut = ({ id, function: { name } }) => ({
+  role: "tool",
+  tool_call_id: id,
+  name,
+  content: INTERRUPTED.asking,
+});
 
 /** "on" and "off" are variables of templates; others are efforts, as gpt-oss has them. */
 function thinking({ thinking: choice, budget }) {
@@ -51,7 +81,8 @@ function thinking({ thinking: choice, budget }) {
   return choice ? { ...fields, reasoning_effort: choice } : fields;
 }
 
-function parseTools() {
+/** Tools that the user wrote, and answers for. */
+export function ownTools() {
   if (!settings.tools.trim()) return [];
   try {
     const tools = JSON.parse(settings.tools);

@@ -20,17 +20,18 @@ export class Run {
     this.abort.abort();
   }
 
-  /** Write the reply to `body` into the node. Never throws: the node says what went wrong. */
-  async write(body) {
+  /** Write the reply into the node. `bodyOf` makes the request, given what stops it. Never throws:
+   * the node says what went wrong. */
+  async write(bodyOf) {
     const { node } = this;
     node.state = "running";
     delete node.error;
     touch(node);
     const saving = setInterval(() => this.events.save(this.chat), SAVE_MS);
     try {
-      await this.read(body);
+      await this.read(await bodyOf(this.abort.signal));
     } catch (error) {
-      await this.explain(error, body);
+      await this.explain(error, bodyOf);
     } finally {
       clearInterval(saving);
     }
@@ -98,7 +99,7 @@ export class Run {
     };
   }
 
-  async explain(error, body) {
+  async explain(error, bodyOf) {
     const { node } = this;
     if (error.name === "AbortError") {
       node.state = "stopped";
@@ -109,7 +110,7 @@ export class Run {
       error.status === 401 &&
       (await this.events.unauthorized())
     ) {
-      await this.write(body);
+      await this.write(bodyOf);
     } else {
       node.state = "error";
       // fetch tells no more than that it failed.

@@ -149,7 +149,7 @@ export function importJson(text) {
 
 /** The shown path as Markdown; `names` maps roles to headings. */
 export function exportMarkdown(chat, names) {
-  const parts = path(chat).map(({ role, content, reasoning, files, tool_calls: calls }) => {
+  const parts = path(chat).map(({ role, content, reasoning, files, tool_calls: calls, name }) => {
     const attached = (files ?? []).map(({ name }) => `[${name}]\n\n`).join("");
     const thought = reasoning ? `> ${reasoning.trim().replaceAll("\n", "\n> ")}\n\n` : "";
     const called = (calls ?? [])
@@ -157,7 +157,8 @@ export function exportMarkdown(chat, names) {
         (call) => `\n\n\`${call.function.name}\`\n\n\`\`\`json\n${call.function.arguments}\n\`\`\``,
       )
       .join("");
-    return `## ${names[role] ?? role}\n\n${thought}${attached}${content}${called}\n`;
+    const heading = role === "tool" ? `${names.tool}: ${name ?? ""}` : (names[role] ?? role);
+    return `## ${heading}\n\n${thought}${attached}${content}${called}\n`;
   });
   return `# ${chat.title}\n\n${parts.join("\n")}`;
 }

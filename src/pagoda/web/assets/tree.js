@@ -31,6 +31,15 @@ const children = (chat, parent) =>
     .filter((node) => node.parent === parent)
     .sort((a, b) => (a.created ?? 0) - (b.created ?? 0));
 
+/** The calls of a reply, each with its result in the shown path, if there is one. */
+export function answered(chat, node) {
+  const nodes = path(chat);
+  const results = nodes.slice(nodes.indexOf(node) + 1);
+  const end = results.findIndex(({ role }) => role !== "tool");
+  const own = nodes.includes(node) ? results.slice(0, end < 0 ? undefined : end) : [];
+  return node.tool_calls.map((call, i) => ({ call, result: own[i] }));
+}
+
 /** Say that a message is another than it was. */
 export function touch(node) {
   node.changed = Math.max(Date.now(), (node.changed ?? 0) + 1);
@@ -96,6 +105,8 @@ const FIELDS = {
   state: isText,
   error: isText,
   name: isText,
+  input: isText,
+  byTools: (value) => value === true,
   tool_call_id: isText,
   tool_calls: (value) => Array.isArray(value) && value.every(isCall),
   images: (value) => Array.isArray(value) && value.every((image) => isText(image)),

@@ -1,0 +1,149 @@
+"""What each kind of operation of a decode step should take on a GPU, so that what is measured
+there can be held against it line by line."""
+
+from collections import defaultdict
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from pagoda.arch.spec import AttentionSpec, ModelSpec
+from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
+from pagoda.planner.devices.gpu_speed import FAST, SEEN, Shares, device_speed, launches
+from pagoda.planner.devices.gpus import Gpu
+from pagoda.planner.devices.speed import (
+    DeviceSpeed,
+    cached_bytes,
+    exchanging,
+    mixer_operations,
+    overlapped,
+    read_weights,
+    share_met,
+    token_share,
+)
+from pagoda.planner.memory.weights import HeldWeight
+
+
+@dataclass(frozen=True)
+class StepLine:
+    """One kind of operation, of all layers together."""
+
+    name: str
+    launches: int
+    nbytes: float
+    """Weights, keys, values and states that are read and written; activations are left out."""
+    flops: float
+    seen: float
+    """Seconds with the shares of a GPU's limits that another engine was seen to reach."""
+    best: float
+    """Seconds with the largest shares that one may hope for."""
+    bound: str
+    """What most of `seen` is."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step of so many requests behind `context` tokens each."""
+
+    lines: tuple[StepLine, ...]
+    requests: int
+    context: int
+
+    @property
+    def seen(self) -> float:
+        return sum(line.seen for line in self.lines)
+
+    @property
+    def best(self) -> float:
+        return sum(line.best for line in self.lines)
+
+
+@dataclass
+class _Work:
+    nbytes: float = 0.0
+    from_host: float = 0.0
+    flops: float = 0.0
+    scattered: bool = False
+    """It reads the few experts of its tokens."""
+
+
+@dataclass(frozen=True)
+class GpuPart:
+    """What one of `ranks` GPUs has of a model."""
+
+    gpu: Gpu
+    ranks: int
+    captured: bool
+    spec: ModelSpec
+    held: Sequence[HeldWeight]
+    groups: Sequence[GroupSpec]
+    in_host: Set[str] = frozenset()
+    """Names of weights that lie in the host's memory."""
+
+
+def decode_step(part: GpuPart, context: int, requests: int = 1) -> Step:
+    """The step of one GPU; the others compute theirs meanwhile."""
+    spec, groups = part.spec, part.groups
+    work = _weights(spec, part.held, requests, part.in_host)
+    for group in groups:
+        name = "attending" if isinstance(group, KVGroupSpec) else "updating states"
+        work[name].nbytes += requests * cached_bytes(group, context)
+    for layer in spec.layers:
+        name = "attending" if isinstance(layer.mixer, AttentionSpec) else "updating states"
+        work[name].flops += requests * mixer_operations(layer.mixer, context)
+    starts = launches(spec)
+    names = [*starts, *(name for name in work if name not in starts)]
+    limits = [(s, device_speed(part.gpu, spec, part.ranks, part.captured, s)) for s in (SEEN, FAST)]
+    lines = []
+    for name in names:
+        (seen, bound), (best, _) = (
+            _seconds(work[name], starts.get(name, 0), device, shares, part.captured)
+            for shares, device in limits
+        )
+        of = work[name]
+        nbytes = of.nbytes + of.from_host
+        lines.append(StepLine(name, starts.get(name, 0), nbytes, of.flops, seen, best, bound))
+    if part.ranks > 1:
+        seen, best = (exchanging(spec, device, requests) for _, device in limits)
+        count = 2 * len(spec.layers)
+        nbytes = count * 4.0 * requests * spec.hidden_size
+        lines.append(StepLine("exchanging", count, nbytes, 0.0, seen, best, "link"))
+    lines.append(StepLine("between steps", 0, 0.0, 0.0, SEEN.step, FAST.step, "host"))
+    return Step(tuple(lines), requests, context)
+
+
+def _weights(
+    spec: ModelSpec, held: Sequence[HeldWeight], requests: int, in_host: Set[str]
+) -> defaultdict[str, _Work]:
+    """What products read and compute, by the names of their weights within a layer."""
+    work: defaultdict[str, _Work] = defaultdict(_Work)
+    for part in read_weights(spec, held):
+        of = work[_name(part)]
+        nbytes = part.nbytes * share_met(spec, part, requests)
+        if part.tensor.name in in_host:
+            of.from_host += nbytes
+        else:
+            of.nbytes += nbytes
+        of.flops += 2 * part.elements * token_share(spec, part) * requests
+        of.scattered |= part.tensor.role == "experts"
+    return work
+
+
+def _name(part: HeldWeight) -> str:
+    name = part.tensor.name.removesuffix(".weight").removesuffix(".bias")
+    if part.tensor.role == "embedding":
+        return "head"  # of a tied table
+    return name if part.tensor.layer is None else name.split(".", 2)[2]
+
+
+def _seconds(
+    work: _Work, starts: int, device: DeviceSpeed, shares: Shares, captured: bool
+) -> tuple[float, str]:
+    """How long it takes, and what of it is most."""
+    reading = work.nbytes / device.read / (device.experts if work.scattered else 1.0)
+    parts = {
+        "memory": reading,
+        "arithmetic": work.flops / device.floats,
+        "bus": work.from_host / device.host,
+        "launches": starts * (shares.captured if captured else shares.eager),
+    }
+    together = overlapped(parts["memory"], parts["arithmetic"])
+    return together + parts["bus"] + parts["launches"], max(parts, key=lambda name: parts[name])

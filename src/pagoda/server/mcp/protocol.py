@@ -1,0 +1,92 @@
+"""Bodies and replies of the routes under /mcp."""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field
+
+from pagoda.server.protocol.common import Body
+
+_Text = Annotated[str, Field(max_length=8192)]
+
+
+class NamedUrl(BaseModel):
+    """A server that a page brings along."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(
+        min_length=8, max_length=128,
+        description="Random, of this server in this browser: others share no session with it.",
+    )  # fmt: skip
+    name: str = Field(min_length=1, max_length=64)
+    url: _Text
+    headers: dict[str, _Text] = Field({}, max_length=16)
+
+
+class McpBody(Body):
+    server: str | NamedUrl = Field(
+        description="One of --mcp-config by its name, or `{id, name, url, headers}` (streamable "
+        "HTTP)."
+    )
+
+
+class McpCallBody(McpBody):
+    tool: str
+    digest: str = Field(description="Of the tool as it was listed, and agreed to.")
+    arguments: dict[str, Any] = {}
+
+
+class ConfiguredServer(msgspec.Struct):
+    name: str
+    transport: Literal["stdio", "http", "sse"]
+
+
+class McpServers(msgspec.Struct):
+    servers: list[ConfiguredServer]
+    """Of --mcp-config."""
+    closed: str = ""
+    """Why there are none for anybody; empty where MCP is offered."""
+
+
+class McpTool(msgspec.Struct):
+    name: str
+    title: str
+    description: str
+    schema: dict[str, Any]
+    """JSON Schema of the arguments."""
+    digest: str
+    """Of the name, the description and the schema."""
+
+
+class LeftOut(msgspec.Struct):
+    name: str
+    reason: str
+
+
+class McpTools(msgspec.Struct):
+    title: str
+    """What the server calls itself."""
+    tools: list[McpTool]
+    left_out: list[LeftOut] = []
+    """Tools that a model gets no sight of, and why."""
+
+
+class McpImage(msgspec.Struct):
+    type: str
+    """image/png, image/jpeg, image/gif or image/webp."""
+    data: str
+    """base64."""
+
+
+class McpProgress(msgspec.Struct, tag_field="kind", tag="progress"):
+    progress: float
+    total: float | None = None
+    message: str | None = None
+
+
+class McpResult(msgspec.Struct, tag_field="kind", tag="result"):
+    text: str
+    images: list[McpImage]
+    is_error: bool
+    """Whether the tool says that it failed."""
