@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 Records = Mapping[str, Mapping[str, Any]]
 
 MOST_ERROR = 0.02
-"""The most that outputs may differ by, relative to their size: bf16 has 8 bits, and sums are long."""
+"""The most that outputs may differ by, relative to their size: bf16 has but 8 bits."""
 ENOUGH = 0.6
 """A share of the ceiling."""
 _WELL = ("fits", "is there")
