@@ -46,7 +46,7 @@ class Linear(WeightedLayer):
         self.in_features = in_features
         self._context = context
         self._columns = columns
-        self._width = columns.stop - columns.start
+        self._width: int = columns.stop - columns.start
         self._shards = shards
         self.sizes = tuple(shard.local_rows for shard in shards)
         self.bias: torch.Tensor | None = None
