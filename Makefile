@@ -15,7 +15,7 @@ BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
-  check format docs bench bench-agent bench-peers clean
+  check format docs bench bench-agent bench-peers gpu-check clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -28,6 +28,7 @@ help:
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
+	@echo "make gpu-check   ten minutes on an NVIDIA GPU: faults, figures, and what to fix first"
 	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
 	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
@@ -107,6 +108,10 @@ docs: install-dev
 
 bench-peers: install-dev
 	$(BIN)/python -m bench.peers $(ARGS)
+
+# With the Python that has torch for CUDA and Triton; nothing is installed.
+gpu-check:
+	PYTHONPATH=src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(ARGS)
 
 bench-agent: install-dev
 	$(BIN)/python -m bench.agent $(ARGS)

@@ -185,7 +185,7 @@ def _of_example(example: Example) -> Launches:
         if example.declined(target) is not None:
             continue
         with assuming(target):
-            launches = _caught(example, target)
+            launches = caught(example, target)
         count: dict[str, int] = {}
         seen = set()
         for launch in launches:
@@ -199,8 +199,8 @@ def _of_example(example: Example) -> Launches:
     return found
 
 
-def _caught(example: Example, target: int) -> list[Launch]:
-    """What the example would run."""
+def caught(example: Example, target: int) -> list[Launch]:
+    """What the example would run on a GPU of capability `target`."""
     launches = []
 
     def catch(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:

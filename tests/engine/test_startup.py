@@ -1,6 +1,7 @@
 import errno
 import json
 import logging
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,3 +135,19 @@ def test_memory_that_runs_out_says_what_to_lower(resolution, failure):
 def test_other_failures_pass(resolution):
     with pytest.raises(RuntimeError, match="shape"), memory_guard("loading", resolution):
         raise RuntimeError("shape mismatch")
+
+
+@pytest.mark.parametrize("named", ["", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_a_gpus_memory_is_in_segments_that_grow(tiny_config, monkeypatch, named):
+    """Unless whoever starts the engine says otherwise, by either name."""
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        # Noted, so that it is taken back.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    if named:
+        monkeypatch.setenv(named, "backend:native")
+    core, _ = start_engine(tiny_config, lambda message: None)
+    core.shutdown()
+    expected = "expandable_segments:True" if not named else "backend:native"
+    assert os.environ[named or "PYTORCH_ALLOC_CONF"] == expected
+    assert ("PYTORCH_ALLOC_CONF" in os.environ) is (named != "PYTORCH_CUDA_ALLOC_CONF")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.planner.captured import CapturedSize, captured_sizes, mixed_sizes
+from pagoda.planner.captured import CapturedSize, captured_sizes, mixed_sizes, usual_sizes
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.steps import captured
 from pagoda.runtime.steps.captured import CapturedSteps
@@ -16,6 +16,7 @@ from pagoda.runtime.steps.graphs import CudaGraphs
 from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
 
 COST = 1000
+GUESSES = captured_sizes(8, most_guesses=4, most_in_step=8)
 
 
 class Graph:
@@ -48,6 +49,9 @@ class FakeGpu(CpuDevice):
         self.replays = 0
         self.broken = False
         self.refuses: Exception | None = None
+        self.refused: set[int] | None = None
+        """Which of the graphs, counted from 0; None: all."""
+        self.made = 0
         self.tiles: Tiles | None = None
 
     def tile_tuning(self, model, most_tokens):
@@ -59,7 +63,8 @@ class FakeGpu(CpuDevice):
     def graph_maker(self):
         def make(work):
             self.free -= COST
-            if self.refuses is not None:
+            self.made += 1
+            if self.refuses is not None and (self.refused is None or self.made - 1 in self.refused):
                 raise self.refuses
             return Graph(self, work)
 
@@ -129,9 +134,6 @@ def test_replays_equal_eager_steps(script, make_captured, make_driver, gpu):  # 
     assert gpu.replays > 30 and advanced > 10
     assert len(steps._graphs) > 1
     assert tokens == script(make_driver(max_num_reqs=8))[0]
-
-
-GUESSES = captured_sizes(8, most_guesses=4, most_in_step=8)
 
 
 def test_steps_that_verify_guesses_are_captured(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
@@ -229,13 +231,13 @@ def test_capturing_takes_a_bounded_share_of_the_time(make_captured, make_request
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     driver, steps = make_captured(share=0.1)
     monkeypatch.setattr(captured, "time", clock)
-    capture = steps._capture
+    capture = steps._recorded
 
-    def slowly(size):
+    def slowly(size, batch, expected):
         clock.now += 1.0
-        capture(size)
+        return capture(size, batch, expected)
 
-    monkeypatch.setattr(steps, "_capture", slowly)
+    monkeypatch.setattr(steps, "_recorded", slowly)
     decode(driver, make_request, 3)
     decode(driver, make_request, 1)
     assert plain(steps._graphs) == [4]
@@ -309,20 +311,76 @@ def test_dropped_graphs_are_captured_anew(make_captured, make_request, gpu):
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_tiles_come_before_graphs(changed, make_captured, make_request, gpu):
-    """Graphs from before hold kernels with other tiles; requests do not wait for better ones."""
+def test_graphs_come_before_tiles(changed, make_captured, make_request, gpu):
+    """Measuring takes minutes. Graphs from before hold kernels with other tiles, and are captured
+    again if these are better."""
     gpu.tiles = Tiles(3, changed)
     driver, steps = make_captured()
     decode(driver, make_request, 3)
-    assert plain(steps._graphs) == [4]
+    assert plain(steps.captured) == [4]
     graph = steps._graphs[4, 4]
-    assert driver.runner.work_ahead() and gpu.tiles.left == 2
-    decode(driver, make_request, 1)
-    assert driver.runner.work_ahead() and plain(steps._graphs) == [4, 1]
+    while gpu.tiles.left == 3:
+        assert driver.runner.work_ahead()
+    assert set(plain(steps.captured)) == {1, 2, 4, 8}
     while driver.runner.work_ahead():
         pass
-    assert gpu.tiles.left == 0 and set(plain(steps._graphs)) == {1, 2, 4, 8}
+    assert gpu.tiles.left == 0 and set(plain(steps.captured)) == {1, 2, 4, 8}
     assert (steps._graphs[4, 4] is graph) is not changed
+
+
+def test_usual_sizes_are_captured_before_the_engine_is_ready(make_captured, gpu):
+    driver, steps = make_captured(captured_sizes=GUESSES, captured_bytes=10**9)
+    driver.runner.warm_up()
+    steps = driver.runner.program
+    assert set(steps.captured) == set(usual_sizes(GUESSES))
+    assert usual_sizes(captured_sizes(64)) == captured_sizes(64)[:7]
+    assert set(usual_sizes(GUESSES)) > {(1, 1), (8, 8), (1, 5)}
+    assert (2, 4) not in usual_sizes(GUESSES)
+
+
+def test_a_start_does_not_wait_for_slow_captures(make_captured, monkeypatch):
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    _, steps = make_captured()
+    monkeypatch.setattr(captured, "time", clock)
+    capture = steps._graph_of
+
+    def slowly(size):
+        clock.now += 20.0
+        return capture(size)
+
+    monkeypatch.setattr(steps, "_graph_of", slowly)
+    steps.capture_usual()
+    assert plain(steps.captured) == [1, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), torch.OutOfMemoryError("no")])
+def test_a_size_that_fails_is_left_out_alone(error, make_captured, make_request, gpu, caplog):
+    caplog.set_level(logging.INFO, "pagoda")
+    gpu.refuses, gpu.refused = error, {1}
+    driver, steps = make_captured()
+    steps.capture_usual()
+    assert plain(steps.captured) == [1, 4, 8] and plain(steps.failed) == [2]
+    assert "3 of 4 sizes of decode steps are captured" in caplog.text
+    before = gpu.replays
+    names = decode(driver, make_request, 2)
+    assert [len(driver.tokens[name]) for name in names] == [3, 3] and gpu.replays == before
+    assert not driver.runner.work_ahead()  # and it is not tried again
+    driver.runner.drop_captured()
+    steps.capture_usual()
+    assert plain(steps.captured) == [1, 2, 4, 8]
+
+
+def test_memory_of_the_step_itself_is_not_the_graphs(make_captured, gpu, monkeypatch):
+    _, steps = make_captured()
+    first_pass = steps._first_pass
+
+    def hungry(size):
+        gpu.free -= 10**6
+        return first_pass(size)
+
+    monkeypatch.setattr(steps, "_first_pass", hungry)
+    steps.capture_usual()
+    assert steps.budget.spent == 4 * COST
 
 
 def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_request):

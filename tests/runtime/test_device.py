@@ -3,9 +3,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pagoda.base.errors import ConfigError
+from pagoda.base.errors import ConfigError, MissingLibraryError
 from pagoda.base.machine import cpu_facts
 from pagoda.planner.resolve import device_name
+from pagoda.runtime import gpu_build
 from pagoda.runtime.device import CudaDevice, make_device
 
 
@@ -14,6 +15,7 @@ def one_gpu(monkeypatch):
     """torch says that there is one."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [])
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,7 @@ def test_a_rank_without_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [])
     assert str(make_device("cuda", 1).torch_device) == "cuda:1"
     assert current == [1], "kernels run on the current device"
     with pytest.raises(ConfigError, match="no GPU 2; torch finds 2"):
@@ -109,3 +112,37 @@ def test_facts_of_a_gpu(monkeypatch, one_gpu, capability, number):
     assert (facts.device, facts.free_memory, facts.total_memory) == ("cuda", 3 << 30, 8 << 30)
     assert facts.capability == number
     assert facts.supports_bf16 == (number >= 80)
+
+
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "serves"),
+    [(70, False), (75, True), (80, True), (86, True), (87, True), (89, True), (90, True),
+     (103, True), (120, True), (121, True), (130, True), (53, False)],
+)  # fmt: skip
+def test_what_a_build_of_torch_runs_on(capability, serves):
+    """Machine code of 8.6 runs on 8.9; only the driver makes code for another generation."""
+    assert gpu_build.serves(CUDA_13, capability) is serves
+
+
+def test_code_for_one_capability_alone():
+    assert gpu_build.serves(["sm_90a"], 90) and not gpu_build.serves(["sm_100a"], 103)
+    assert not gpu_build.serves(["sm_90"], 100) and gpu_build.serves(["sm_100f"], 103)
+    assert not gpu_build.serves(["gfx90a"], 90)
+
+
+@pytest.mark.parametrize(
+    ("capability", "advice"), [((7, 0), r"an older one: .*\+cu126"), ((13, 0), "a newer one")]
+)
+def test_a_torch_that_was_not_built_for_a_gpu_is_one_clear_error(
+    monkeypatch, one_gpu, capability, advice
+):
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "GPU of theirs")
+    with pytest.raises(MissingLibraryError, match=advice) as error:
+        CudaDevice()
+    assert "was not built for GPU of theirs" in str(error.value)
+    assert "sm_75, sm_90" in str(error.value) and "--device cpu" in str(error.value)

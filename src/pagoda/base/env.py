@@ -61,6 +61,13 @@ VARIABLES = {
         Variable("HF_HUB_OFFLINE", _flag, False, "1 never asks the hub."),
         Variable("MODELSCOPE_ENDPOINT", str, None, "Mirror of ModelScope."),
         Variable("MODELSCOPE_API_TOKEN", str, None, "Access token for ModelScope."),
+        Variable(
+            "CC",
+            str,
+            None,
+            "C compiler of Triton 3.6, which launches kernels on GPUs through code "
+            "that it compiles; gcc or clang if unset.",
+        ),
         Variable("CUDA_VISIBLE_DEVICES", str, None, "NVIDIA GPUs that programs may use, as 0,1."),
         Variable(
             "NCCL_SOCKET_IFNAME", str, None, "Where ranks on GPUs meet; lo in Pagoda, this machine."
@@ -71,6 +78,19 @@ VARIABLES = {
             str,
             None,
             "Settings of opencode as JSON; `pagoda launch opencode` adds its own to them.",
+        ),
+        Variable(
+            "PYTORCH_ALLOC_CONF",
+            str,
+            None,
+            "How torch allocates memory on a GPU; "
+            "expandable_segments:True in Pagoda, unless this or PYTORCH_CUDA_ALLOC_CONF is set.",
+        ),
+        Variable(
+            "PYTORCH_CUDA_ALLOC_CONF",
+            str,
+            None,
+            "The older name of PYTORCH_ALLOC_CONF.",
         ),
         Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
     )

@@ -78,6 +78,10 @@ def start_engine(
     # torch loads. Where others use the cores too, that made start-up and decoding of the
     # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
     env.set_default("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch first asks a GPU for memory. Steps of ever other sizes leave holes in segments
+    # that cannot grow, and memory is short where enough is free.
+    if not env.get("PYTORCH_CUDA_ALLOC_CONF"):
+        env.set_default("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     pool = ThreadPoolExecutor(1, "import-torch")
     libraries = pool.submit(import_libraries)
     pool.shutdown(wait=False)

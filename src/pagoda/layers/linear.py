@@ -46,13 +46,18 @@ class Linear(WeightedLayer):
         self.in_features = in_features
         self._context = context
         self._columns = columns
-        self._width = columns.stop - columns.start
+        self._width: int = columns.stop - columns.start
         self._shards = shards
         self.sizes = tuple(shard.local_rows for shard in shards)
         self.bias: torch.Tensor | None = None
         if bias:
             size = sum(self.sizes)
             self.bias = torch.empty(size, dtype=context.dtype, device=context.device)
+
+    @property
+    def width(self) -> int:
+        """Columns of this rank."""
+        return self._width
 
     @property
     def params(self) -> tuple[str, ...]:

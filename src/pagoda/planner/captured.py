@@ -1,9 +1,12 @@
 """Which steps are captured on a GPU."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pagoda.planner.attention import AttentionChoice
 from pagoda.planner.resolved import ResolvedConfig
+
+_USUAL_REQS = 32
 
 
 class CapturedSize(NamedTuple):
@@ -67,6 +70,18 @@ def captured_sizes(
             tokens = _spread(count + min(count * most_guesses, most_in_step))
             sizes += [CapturedSize(count, number) for number in tokens if number > count]
     return tuple(sizes)
+
+
+def usual_sizes(sizes: Sequence[StepSize]) -> tuple[CapturedSize, ...]:
+    """Those that are captured before an engine is ready, the smallest first: one token of each of
+    up to `_USUAL_REQS` requests, and the guesses of one request."""
+    usual = [
+        size
+        for size in sizes
+        if isinstance(size, CapturedSize)
+        and size.requests <= (_USUAL_REQS if size.tokens == size.requests else 1)
+    ]
+    return tuple(sorted(usual, key=lambda size: (size.tokens, size.requests)))
 
 
 def sizes_to_capture(config: ResolvedConfig, attention: AttentionChoice) -> tuple[StepSize, ...]:

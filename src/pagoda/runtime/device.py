@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from pagoda.base.errors import ConfigError
+from pagoda.base.errors import ConfigError, MissingLibraryError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
 from pagoda.kernels import cpu, ops
@@ -18,6 +18,7 @@ from pagoda.kernels.attention.libraries import attention_libraries
 from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
 from pagoda.quant.host import HostWeights
+from pagoda.runtime import gpu_build
 from pagoda.runtime.steps.graphs import CudaGraphs, GraphMaker
 
 if TYPE_CHECKING:  # these need Triton
@@ -108,6 +109,12 @@ class Device(ABC):
         """What measures how a model's products are best cut here; None where nothing does."""
         return None
 
+    def use(self) -> None:  # noqa: B027  # on a CPU nothing is to be said
+        """Have this thread compute here."""
+
+    def compile_ahead(self, model: "Model", most_tokens: int) -> None:  # noqa: B027
+        """Compile kernels of steps of up to so many tokens, where that is ever done."""
+
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros of any shape for a long-lived pool."""
@@ -182,9 +189,13 @@ class CudaDevice(Device):
             )
         # Kernels run on the current device, whatever their tensors are on.
         torch.cuda.set_device(index)
+        if (unfit := torch_problem(index)) is not None:
+            raise MissingLibraryError(unfit)
         if find_spec("triton") is not None:
             from pagoda.runtime.triton.kernel_log import KernelLog
+            from pagoda.runtime.triton.launchers import check_launchers
 
+            check_launchers()
             self.kernel_log = KernelLog()
 
     def facts(self) -> DeviceFacts:
@@ -253,6 +264,15 @@ class CudaDevice(Device):
 
         return tile_tuning(model, self, most_tokens)
 
+    def use(self) -> None:
+        torch.cuda.set_device(self.torch_device)
+
+    def compile_ahead(self, model: "Model", most_tokens: int) -> None:
+        if find_spec("triton") is not None:
+            from pagoda.runtime.triton.compile_ahead import compile_ahead
+
+            compile_ahead(model, self, most_tokens)
+
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As `Device.reserve`."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
@@ -289,6 +309,17 @@ class _Registered:
     def __del__(self) -> None:
         runtime = torch.cuda.cudart()
         runtime.cudaHostUnregister(self._memory.data_ptr())
+
+
+def torch_problem(index: int) -> str | None:
+    """Why the torch that is installed cannot compute on the GPU with this `index`, and what to
+    install; None where it can."""
+    architectures = torch.cuda.get_arch_list()
+    if not architectures:
+        return None
+    major, minor = torch.cuda.get_device_capability(index)
+    gpu = torch.cuda.get_device_name(index)
+    return gpu_build.problem(architectures, 10 * major + minor, gpu, torch.__version__)
 
 
 def has_gpu() -> bool:

@@ -8,13 +8,17 @@ import torch
 
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.kernels import ops
+from pagoda.layers.batch import ForwardBatch
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import Device
 from pagoda.runtime.model import Model
-from pagoda.runtime.states import BlockTable
+from pagoda.runtime.states import BlockTable, Ints
 from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays, build_batch
 
 _PROMPT = 512
+_FEW = 16
+"""Queries: with no more, long contexts of a request may be cut, and each part has results of its
+own."""
 
 
 @dataclass
@@ -33,6 +37,11 @@ class StepTimes:
         )
     )
 
+    def count(self, tokens: int) -> None:
+        """One more step, of so many tokens."""
+        self.steps += 1
+        self.tokens += tokens
+
     def add(self, part: str, seconds: float) -> None:
         self.seconds[part] += seconds
 
@@ -43,23 +52,40 @@ def largest_step(
     groups: Sequence[GroupSpec],
     device: Device,
     max_num_batched_tokens: int,
+    max_num_reqs: int,
     max_num_samples: int,
     max_model_len: int,
 ) -> None:
-    """Compute a step of the most tokens and the most logits, for what memory it takes: short
-    prompts that all keep K and V in one block, beside block tables of full length."""
+    """Compute steps of the most tokens and the most logits, for what memory they take: of prompts,
+    and of as many requests as can have a few tokens each beside one prompt. All keep K and V in one
+    block, beside block tables of full length."""
     cache = CacheMemory(groups, 1, device)
     count = max_num_batched_tokens
     # Short, for rotary tables grow with the longest and may depend on how long that is.
-    starts = np.append(np.arange(0, count, _PROMPT), count)
-    lens = np.diff(starts).astype(np.int32)
+    prompts = np.append(np.arange(0, count, _PROMPT), count)
+    few = np.arange(0, min(max_num_reqs * _FEW, count), _FEW)
+    for starts in (prompts, np.append(few, count)):
+        batch = _step_of(starts, groups, cache, device, max_model_len)
+        hidden_states = model.forward(batch)
+        ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
+
+
+def _step_of(
+    starts: Ints,
+    groups: Sequence[GroupSpec],
+    cache: CacheMemory,
+    device: Device,
+    max_model_len: int,
+) -> ForwardBatch:
+    """A step of requests that begin with these tokens; the last number is that of all tokens."""
+    count, lens = int(starts[-1]), np.diff(starts).astype(np.int32)
     none = np.zeros(len(lens), np.int32)
     arrays = StepArrays(
         token_ids=np.zeros(count, np.int64),
-        positions=np.arange(count) % _PROMPT,
+        positions=(np.arange(count) - np.repeat(starts[:-1], lens)) % _PROMPT,
         query_start=starts.astype(np.int32),
         kv_lens=lens,
-        max_query_len=_PROMPT,
+        max_query_len=int(lens.max()),
         groups=[
             GroupArrays(
                 _full_table(group.block_size, len(lens), max(max_model_len, _PROMPT)),
@@ -70,8 +96,7 @@ def largest_step(
         ],
         states=StateArrays(none, np.zeros(count, np.int32)) if state_groups(groups) else None,
     )
-    hidden_states = model.forward(build_batch(arrays, cache, device.torch_device))
-    ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
+    return build_batch(arrays, cache, device.torch_device)
 
 
 def _full_table(block_size: int, num_rows: int, max_tokens: int) -> BlockTable:

@@ -170,9 +170,8 @@ class ModelRunner:
         fetch = self.device.fetch(best.values, best.ids)
         self._launched = LaunchedStep(plan, step, self.states, best.ids, fetch, broken)
         self.times.add("sample", time.perf_counter() - done)
-        self.times.steps += 1
-        self.times.tokens += plan.num_tokens
-        self._capture_needed()
+        self.times.count(plan.num_tokens)
+        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
         return self._launched.wait
 
     def _choose_on_device(
@@ -211,10 +210,9 @@ class ModelRunner:
             for req_id, token in zip(computed, tokens, strict=False):
                 results[req_id].token_ids = [token]
             result.tokens, result.results = [], [results[req_id] for req_id in plan.req_ids]
-        self.times.steps += 1
-        self.times.tokens += plan.num_tokens
+        self.times.count(plan.num_tokens)
         result.encoded = self._encode_ahead(plan, time.perf_counter() - begun)
-        self._capture_needed()
+        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
         return result
 
     def sleep(self) -> None:
@@ -236,22 +234,19 @@ class ModelRunner:
             self._offloaded = None
         self.cache.restore()
 
-    def _capture_needed(self) -> None:
-        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
-
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
         (seconds where experts' tiles are measured). False when nothing is left to do."""
-        if self._tiles is not None:
-            if self._tiles.go_on():
-                return True
-            if self._tiles.changed:
-                self.drop_captured()  # graphs hold the kernels that they were captured with
-            self._tiles = None
         more = any(steps.capture_more() for steps in self._captured)
-        if not more and self.device.kernel_log is not None:
+        if more or (self._tiles is not None and self._tiles.go_on()):
+            return True
+        tiles, self._tiles = self._tiles, None
+        if tiles is not None and tiles.changed and self._captured:
+            self.drop_captured()  # graphs hold the kernels that they were captured with
+            return True
+        if self.device.kernel_log is not None:
             self.device.kernel_log.report("Later steps")
-        return more
+        return False
 
     def drop_captured(self) -> None:
         """Before weights or caches move or go: forget what points to them."""
@@ -284,11 +279,14 @@ class ModelRunner:
                 self.device.facts().name, repr((self.spec, self.groups, self.model.nbytes))
             )
         most = 0 if self.device.name == "cpu" else self.max_num_batched_tokens
+        self.device.compile_ahead(self.model, most)
         length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len, most)
         for plan in plans:
             for result in self.execute(plan).results:
                 if result.error is not None:
                     logger.warning("The warm-up step failed: %s", result.error)
+        for steps in self._captured:
+            steps.capture_usual()
         self.device.synchronize()
         if kernels is not None:
             kernels.report("First steps")

@@ -56,6 +56,7 @@ def fit_to_device(
                 list(resolution.plan.groups),
                 device,
                 scheduler.max_num_batched_tokens,
+                scheduler.max_num_seqs,
                 resolution.config.max_num_samples,
                 resolution.config.model.max_model_len,
             )
@@ -82,7 +83,8 @@ def _path(spec: ModelSpec, resolution: Resolution, device: "Device") -> Path:
         repr(spec), resolution.plan.weights, resolution.packed, repr(resolution.attention),
         config.model.dtype, config.model.quantization, config.cache.kv_cache_dtype,
         config.cache.block_size, config.model.max_model_len, config.max_num_samples,
-        config.scheduler.max_num_batched_tokens, config.parallel.tensor_parallel_size,
+        config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs,
+        config.parallel.tensor_parallel_size,
         facts.name, facts.total_memory, facts.capability, __version__, _version("torch"),
         _version("triton"),
     ]  # fmt: skip

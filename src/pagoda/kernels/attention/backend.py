@@ -119,6 +119,8 @@ class Paged(NamedTuple):
     block_table: Tensor
     query_start: Tensor
     kv_lens: Tensor
+    host_query_start: npt.NDArray[np.int32] | None = None
+    """None where it changes from replay to replay."""
 
     def update(self) -> None: ...
 
@@ -133,7 +135,8 @@ class OwnAttention:
 
     def plan(self, kind: AttentionKind, block_table: Tensor, step: Step) -> Paged:
         """As `AttentionBackend.plan`: the step's own tensors."""
-        return Paged(block_table, step.query_start, step.kv_lens)
+        starts = None if step.fixed else step.host_query_start
+        return Paged(block_table, step.query_start, step.kv_lens, starts)
 
     def store(
         self,
@@ -178,7 +181,8 @@ class OwnAttention:
     ) -> Tensor:
         """As `AttentionBackend.attend`; rows of no request are zero."""
         attended: Tensor = (self.form or reference).paged_attention(
-            q, k_cache, v_cache, *plan,
+            q, k_cache, v_cache, plan.block_table, plan.query_start, plan.kv_lens,
+            host_query_start=plan.host_query_start,
             scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
         )  # fmt: skip
         return attended

@@ -96,6 +96,7 @@ class CpuAttention:
         chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
+        host_query_start: object = None,
         both_ways: bool = False,
     ) -> Tensor:
         """As `AttentionBackend.attend`; q [tokens, heads, dim] may be rows of qkv. With

@@ -76,6 +76,7 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    host_query_start: object = None,
 ) -> Tensor:
     """As `AttentionBackend.attend`, in torch; caches may lie in either layout."""
     out = torch.zeros_like(q)

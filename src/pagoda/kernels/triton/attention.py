@@ -6,16 +6,25 @@ in their order: how they are cut depends on the request alone, never on its neig
 see most keys come first. Only those on the diagonal and at a window's edge are masked.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
 from pagoda.kernels.triton.arrivals import arrivals
+from pagoda.kernels.triton.attention_cuts import (
+    SPLIT_QUERIES,
+    Form,
+    cuts,
+    encoder_form,
+    form_of,
+)
 from pagoda.kernels.triton.caches import CacheForm, cache_form
 from pagoda.kernels.triton.products.fp8 import decode_fp8
-from pagoda.kernels.triton.target import capability, processors
+from pagoda.kernels.triton.target import processors
 
 Tensor = torch.Tensor
 
@@ -23,23 +32,10 @@ _MIN_SPLIT = 256
 """Keys. The partial result of a split costs 8 bytes per head and dimension, its keys and values 4
 per dimension and key (bf16): 6% for 8 heads that share a KV head."""
 _MAX_SPLITS = 32
-_SPLIT_QUERIES = 16
-"""Requests with more queries than these have tiles enough."""
 _PROGRAMS_PER_PROCESSOR = 4
 _LOG2E = tl.constexpr(1.4426950408889634)
 _CHANGING = ["num_tokens", "num_reqs", "most_splits", "table_row"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
-
-
-class Form(NamedTuple):
-    """How one launch is cut."""
-
-    rows: int
-    keys: int
-    warps: int
-    stages: int
-    dims: int = 1 << 20
-    """Dimensions of each product of queries and keys."""
 
 
 def paged_attention(
@@ -55,21 +51,71 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    host_query_start: npt.NDArray[np.int32] | None = None,
 ) -> Tensor:
-    """As `AttentionBackend.attend`; caches may hold 8-bit floats, too."""
+    """As `AttentionBackend.attend`; caches may hold 8-bit floats, too. With `host_query_start`
+    [num_reqs + 1] partial results take room for the tokens that have some, and no more."""
     cache = cache_form(k_cache, v_cache)
     (tokens, heads, dim), reqs = q.shape, kv_lens.shape[0]
+    form = form_of(q, cache, heads // cache.heads, few=tokens <= reqs)
+    splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    how: dict[str, Any] = {"scale": scale, "window": window, "chunked": chunked, "sinks": sinks}
+    if splits == 1 or host_query_start is None:
+        most = min(tokens, reqs * SPLIT_QUERIES)
+        step = _Step(block_table, query_start, kv_lens, sees_until, most, splits)
+        _attend(out, q, cache, form, step, **how)
+        return out
+    for first, end, most in cuts(host_query_start, heads * splits * (dim + 2) * 4):
+        begin = int(host_query_start[first])
+        # Behind the last request lie the rows of nobody.
+        part = slice(begin, tokens if end == reqs else int(host_query_start[end]))
+        starts = query_start[first : end + 1]
+        seen = sees_until
+        if end - first < reqs:
+            starts = starts - begin
+            seen = None if sees_until is None else sees_until[part].clone()
+        own = slice(first, end)
+        step = _Step(block_table[own], starts, kv_lens[own], seen, most, splits)
+        _attend(out[part], q[part], cache, form, step, **how)
+    return out
+
+
+class _Step(NamedTuple):
+    """Requests whose queries are attended to by one launch."""
+
+    block_table: Tensor
+    query_start: Tensor
+    kv_lens: Tensor
+    sees_until: Tensor | None
+    most_rows: int
+    """Tokens of requests that may be split: no others have partial results."""
+    splits: int
+    """The most that any request has."""
+
+
+def _attend(
+    out: Tensor,
+    q: Tensor,
+    cache: CacheForm,
+    form: Form,
+    step: _Step,
+    *,
+    scale: float,
+    window: int | None,
+    chunked: bool,
+    sinks: Tensor | None,
+) -> None:
+    """Into `out`, of q's shape."""
+    block_table, query_start, kv_lens, sees_until, most_rows, splits = step
+    (tokens, heads, dim), reqs = q.shape, kv_lens.shape[0]
     group = heads // cache.heads
-    form = _form(q, cache, group, few=tokens <= reqs)
     block_q = form.rows // group
     tiles = tokens // block_q + reqs + 1
     padded = max(16, triton.next_power_of_2(dim))
-    splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     partial = tops = arrived = None
     if splits > 1:
-        # Only tokens of requests that may be split have partial results.
-        kept = (min(tokens, reqs * _SPLIT_QUERIES), heads, splits)
+        kept = (max(1, most_rows), heads, splits)
         arrived = arrivals(q.device, tiles * cache.heads)
         partial = torch.empty((*kept, dim), dtype=torch.float32, device=q.device)
         tops = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
@@ -82,10 +128,9 @@ def paged_attention(
         CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
         DIM_PAD=padded, CHUNK=min(form.dims, padded), BLOCK_SIZE=cache.block_size,
         STORAGE=cache.storage, BLOCK_Q=block_q, ROWS=form.rows, KEYS=form.keys,
-        MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=_SPLIT_QUERIES,
+        MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=SPLIT_QUERIES,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
-    return out
 
 
 def encoder_attention(
@@ -93,7 +138,7 @@ def encoder_attention(
 ) -> Tensor:
     """As `ops.encoder_attention`."""
     (tokens, heads, dim), reqs = q.shape, query_start.shape[0] - 1
-    form = _encoder_form(q)
+    form = encoder_form(q)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _encoder_attention[(tokens // form.rows + reqs + 1, heads)](
         out, q, k, v, query_start, tokens, reqs, heads * dim, *q.stride()[:2], *k.stride()[:2],
@@ -103,42 +148,10 @@ def encoder_attention(
     return out
 
 
-def _form(q: Tensor, cache: CacheForm, group: int, few: bool) -> Form:
-    """`few`: a step of one query per request, which only reads."""
-    at_least = max(16, triton.next_power_of_2(group))
-    wide = triton.next_power_of_2(q.shape[2]) * q.element_size()  # bytes of a row
-    target = capability(q)
-    if target < 80 or q.dtype == torch.float32:  # no tensor cores: the tile is in registers
-        return Form(at_least, 16, 8 if q.shape[2] > 128 else 4, 1, 32)
-    keys = 32 if wide > 256 or cache.storage == "int8" else 64
-    if few:
-        stages = 3 if target in (80, 90, 100) else 2
-        return Form(at_least, keys, 8 if wide > 256 else 4, stages)
-    # Larger tiles spill; on sm_90 products read the queries and the keys from shared memory.
-    if wide > 512:
-        return Form(max(at_least, 32), 16, 8, 2)
-    if wide > 256:
-        rows, keys = (32, 64) if target == 100 else (64, 16)
-        return Form(max(at_least, rows), keys, 8, 2)
-    if target == 120 or (wide > 128 and target != 90):
-        return Form(max(at_least, 64), 32 if cache.storage == "plain" else 16, 8, 2)
-    rows = max(at_least, 128 if target in (90, 100) else 64)
-    return Form(rows, keys, 8 if rows > 64 else 4, 2)
-
-
-def _encoder_form(q: Tensor) -> Form:
-    wide = triton.next_power_of_2(q.shape[2]) * q.element_size()
-    if capability(q) < 80 or q.dtype == torch.float32:
-        return Form(16, 32 if wide <= 512 else 16, 4, 1)
-    if wide > 256:
-        return Form(64, 32, 8, 2)
-    return Form(64, 64 if wide <= 128 or capability(q) == 90 else 32, 4, 2)
-
-
 def _most_splits(keys: int, window: int | None, tile_keys: int) -> int:
     """The most splits of any request with so few queries that it is split."""
     if window is not None:
-        keys = min(keys, window + _SPLIT_QUERIES + 2 * tile_keys)
+        keys = min(keys, window + SPLIT_QUERIES + 2 * tile_keys)
     return min(_MAX_SPLITS, -(-(keys + tile_keys) // _MIN_SPLIT))
 
 

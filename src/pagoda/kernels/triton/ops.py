@@ -4,6 +4,8 @@ Where Triton would be the slower one, torch computes: before sm_80 its products 
 cores, so that only what memory bounds is left to it there. Large products are torch's everywhere.
 """
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pagoda.kernels.ref import attention as torch_attention
@@ -81,13 +83,15 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    host_query_start: npt.NDArray[np.int32] | None = None,
 ) -> Tensor:
-    """As `AttentionBackend.attend`."""
+    """As `AttentionBackend.attend`; `host_query_start` is as `attention.paged_attention` has it."""
     has_prompts = q.shape[0] > kv_lens.shape[0]
     form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
     attended: Tensor = form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
         scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+        host_query_start=host_query_start,
     )  # fmt: skip
     return attended
 

@@ -1,12 +1,13 @@
 """Steps on a GPU, captured as graphs: of one token of each request, one for each of some numbers of
 these; of several tokens where guesses are verified, or prompts computed.
 
-Serving starts without any. What steps need is captured first, in the order in which they needed
-it, one at a time between steps; the rest when nobody waits.
+Usual ones are captured before the engine is ready, what steps need one at a time between steps, in
+the order in which they needed it, and the rest when nobody waits. One that cannot be captured runs
+op by op, and no other does for that.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
-from pagoda.planner.captured import CapturedSize, MixedSize, StepSize
+from pagoda.planner.captured import CapturedSize, MixedSize, StepSize, usual_sizes
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
@@ -29,8 +30,11 @@ from pagoda.runtime.steps.program import Computed, StepLimits
 
 logger = get_logger(__name__)
 
-# While requests run, capturing takes at most this share of the time.
+# While requests run, capturing takes at most this share of the time. What compiles meanwhile does
+# not count: steps that run op by op compile it as well.
 _SHARE = 0.1
+# Of a start: what is then left is captured later.
+_FIRST_SECONDS = 30.0
 
 
 class Outputs(NamedTuple):
@@ -109,6 +113,8 @@ class CapturedSteps:
         self._outputs: Outputs | None = None
         self._parts: dict[tuple[int, int], Outputs] = {}
         """Their first rows, by how many."""
+        self._failed: dict[StepSize, str] = {}
+        """Sizes that cannot be captured, and why."""
         self._spent = 0
         self._seconds = 0.0
         self._pause_until = 0.0
@@ -154,18 +160,26 @@ class CapturedSteps:
             return Computed(hidden_states, None)
         return Computed(hidden_states, logits, FirstMax(values, ids.clone()))
 
+    def capture_usual(self) -> None:
+        """Before the engine is ready: capture what nearly every server needs, the smallest first,
+        for half a minute at most."""
+        begun = time.perf_counter()
+        for size in self._missing(usual_sizes(self.sizes)):
+            if self._given_up or time.perf_counter() - begun > _FIRST_SECONDS:
+                break
+            self._capture(size)
+
     def capture_needed(self) -> bool:
         """Between steps: capture the size that was needed first, if that does not hold up the
         steps for too long in all. Whether it did."""
-        begun = time.perf_counter()
-        if self._given_up or begun < self._pause_until:
+        if self._given_up or time.perf_counter() < self._pause_until:
             return False
-        waiting = [size for size in self._needed if size not in self._graphs]
+        waiting = self._missing(self._needed)
         if not waiting:
             return False
+        before = self._seconds
         self._capture(waiting[0])
-        ended = time.perf_counter()
-        self._pause_until = ended + (ended - begun) / _SHARE
+        self._pause_until = time.perf_counter() + (self._seconds - before) / _SHARE
         return True
 
     def capture_more(self) -> bool:
@@ -173,10 +187,25 @@ class CapturedSteps:
         # Large ones first: the memory between their inputs and outputs serves the others, too.
         # Those with prompts last, for they gain least.
         order = [*self._needed, *sorted(self.sizes, key=_by_rows, reverse=True)]
-        missing = [size for size in dict.fromkeys(order) if size not in self._graphs]
+        missing = self._missing(dict.fromkeys(order))
         if missing and not self._given_up:
             self._capture(missing[0])
         return len(missing) > 1 and not self._given_up
+
+    @property
+    def captured(self) -> list[StepSize]:
+        """Sizes that have a graph."""
+        return list(self._graphs)
+
+    @property
+    def gave_up(self) -> bool:
+        """No more are captured: a replay was wrong, or memory for them is used."""
+        return self._given_up
+
+    @property
+    def failed(self) -> dict[StepSize, str]:
+        """Sizes that cannot be captured, and why."""
+        return dict(self._failed)
 
     def drop(self) -> None:
         """Forget all graphs and their memory: what they point to is about to move or to go. Steps
@@ -185,10 +214,15 @@ class CapturedSteps:
         self._batches.clear()
         self._needed.clear()
         self._parts.clear()
+        self._failed.clear()
         self._maker = self._inputs = self._outputs = None
         self.budget.spent -= self._spent
         self._spent = 0
         self._given_up = False
+
+    def _missing(self, sizes: Iterable[StepSize]) -> list[StepSize]:
+        """Those that are not captured, and can be as far as is known."""
+        return [size for size in sizes if size not in self._graphs and size not in self._failed]
 
     def _size_of(self, num_reqs: int, num_tokens: int, num_samples: int) -> StepSize | None:
         """What such a step is padded to; one without guesses keeps to itself, and so do those with
@@ -221,39 +255,46 @@ class CapturedSteps:
     @torch.inference_mode()
     def capture(self, size: StepSize) -> None:
         """Capture one of `sizes` now, whatever it takes."""
-        begun, before = time.perf_counter(), self.free_memory()
         try:
             graph = self._graph_of(size)
         except torch.OutOfMemoryError:
-            self._give_up("memory is short")
-            return
+            self._leave(size, "memory is short")
         except RuntimeError as error:
-            self._give_up(f"{_words(size)} cannot be captured ({_first_line(error)})")
-            return
-        taken = max(0, before - self.free_memory())
-        self._spent += taken
-        self.budget.spent += taken
-        self._seconds += time.perf_counter() - begun
-        if graph is None:
-            self._graphs.clear()
-            self._given_up = True
-            logger.error(
-                "%s run op by op: the replay of a captured one differs from it. This is "
-                "a fault of Pagoda; please report it with the model's name.",
-                self.what.capitalize(),
-            )
-            return
-        self._graphs[size] = graph
-        logger.debug("Captured of %s: %s.", self.what, _words(size))
-        if len(self._graphs) == len(self.sizes):
-            self._report("All")
+            self._leave(size, f"it cannot be captured ({_first_line(error)})")
+        else:
+            if graph is None:
+                self._graphs.clear()
+                self._given_up = True
+                logger.error(
+                    "%s run op by op: the replay of a captured one differs from it. This is "
+                    "a fault of Pagoda; please report it with the model's name.",
+                    self.what.capitalize(),
+                )
+                return
+            self._graphs[size] = graph
+            logger.debug("Captured of %s: %s.", self.what, _words(size))
+        if not self._missing(self.sizes):
+            self._report(f"{len(self._graphs)} of {len(self.sizes)}" if self._failed else "All")
+
+    def _leave(self, size: StepSize, why: str) -> None:
+        """This size alone runs op by op from now on."""
+        self._failed[size] = why
+        logger.warning("%s of %s runs op by op: %s.", _words(size).capitalize(), self.what, why)
 
     def _graph_of(self, size: StepSize) -> Graph | None:
         """None where a replay does not give what the step itself does."""
         batch, expected = self._first_pass(size)
-        graph = self._recorded(size, batch, expected)
-        self._batches[size] = batch
-        return graph if self._repeats(graph, expected.logits) else None
+        # Behind the step itself, which compiles, and whose memory is not the graph's.
+        begun, before = time.perf_counter(), self.free_memory()
+        try:
+            graph = self._recorded(size, batch, expected)
+            self._batches[size] = batch
+            return graph if self._repeats(graph, expected.logits) else None
+        finally:
+            taken = max(0, before - self.free_memory())
+            self._spent += taken
+            self.budget.spent += taken
+            self._seconds += time.perf_counter() - begun
 
     def _first_pass(self, size: StepSize) -> tuple[ForwardBatch, Outputs]:
         """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
