@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from tests.server.conftest import wait_until
 from tests.server.fakes import REPLY, FakeClient
 from tests.unit.text.pdfs import pdf
@@ -72,6 +74,25 @@ def test_a_file_that_no_model_reads_is_refused_with_the_reason(visit) -> None:
     assert chips(visitor) == []
     # Only the browser's own word about the two that the server refused.
     assert all("status of 400" in problem for problem in visitor.problems)
+
+
+@pytest.mark.parametrize(
+    ("locale", "coding", "text"),
+    [("en-US", "cp1252", "naïve café – “so”"), ("zh-CN", "gb18030", "东塔西桥，都在这里")],
+)
+def test_text_of_older_codings_is_read(visit, locale: str, coding: str, text: str) -> None:
+    visitor = visit(client := FakeClient(), context={"locale": locale}).open()
+    attach(visitor, file("old.txt", text.encode(coding)))
+    visitor.page.locator(".chip", has_text="old.txt").wait_for()
+    visitor.send("?")
+    wait_until(lambda: len(client.requests) == 1)
+    assert text in prompt_of(client)
+
+
+def test_a_refused_file_is_named(visit) -> None:
+    visitor = visit().open()
+    attach(visitor, file("e.pdf", b"%PDF-1.7\n"))
+    visitor.page.locator("#toast.shown", has_text="e.pdf: The PDF is broken").wait_for()
 
 
 def test_files_are_dropped_and_pasted(visit) -> None:

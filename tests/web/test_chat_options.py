@@ -185,7 +185,7 @@ def test_presets_are_kept_and_travel_with_the_chats(visit, tmp_path) -> None:
         dialog.get_by_role("button", name=name, exact=True).wait_for(state="detached")
     close(visitor)
     page.set_input_files("#import-file", [saved])
-    page.locator("#toast.shown", has_text="1 chats imported").wait_for()
+    page.locator("#toast.shown", has_text="1 chat imported").wait_for()
     dialog = options(visitor)
     expect(dialog.locator(".chip")).to_have_text(["<b>Bold", "Pirate"])
 

@@ -71,6 +71,20 @@ def test_first_chat(visit) -> None:
     assert all(url.startswith((visitor.server.url, "data:", "blob:")) for url in visitor.requested)
 
 
+def test_a_stopped_reply_tells_its_tokens(visit) -> None:
+    """Two tokens to a character, which come in one piece."""
+    client = FakeClient(script=lambda request: ("é" * 500).encode(), delay=SLOW)
+    visitor = visit(client).open()
+    visitor.send("go on")
+    visitor.page.locator(".message.assistant .markdown", has_text="ééé").wait_for()
+    visitor.page.keyboard.press("Escape")
+    reply = visitor.reply()
+    expect(reply).to_contain_text("Stopped.")
+    characters = len(reply.locator(".markdown").last.inner_text())
+    told = int(re.search(r"(\d+) tokens", reply.locator(".facts").inner_text())[1])
+    assert 2 * characters - 2 <= told <= 2 * characters + 2
+
+
 def test_keyboard(visit) -> None:
     replies = iter([LONG, REPLY])
     client = FakeClient(script=lambda request: next(replies).encode(), delay=SLOW)

@@ -30,7 +30,7 @@ class Speeds:
     """All of `requests` behind so many tokens; None for one."""
     requests: int = 1
     step: Step | None = None
-    """Of all of `requests`, by operation; None where the device is no GPU."""
+    """That of all `requests`, by operation; None where the device is no GPU."""
 
 
 def speeds_of(

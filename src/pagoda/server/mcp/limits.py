@@ -18,7 +18,7 @@ MAX_VALUES = 100_000
 MAX_LOG_LINE = 500
 """Characters of a line that a program writes to its standard error."""
 MAX_LOG_LINES = 50
-"""Of them in ten seconds; the rest is counted."""
+"""Lines in ten seconds; the rest is counted."""
 
 MAX_TOOLS = 256
 """Per server."""
@@ -33,7 +33,7 @@ MAX_TEXT = 100_000
 """Characters of a result."""
 MAX_IMAGES = 4
 MAX_IMAGE_BYTES = 4 * 1024 * 1024
-"""Of a picture, decoded."""
+"""Bytes of a picture, decoded."""
 
 
 def values_in(data: bytes) -> int:

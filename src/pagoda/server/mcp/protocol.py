@@ -44,7 +44,7 @@ class ConfiguredServer(msgspec.Struct):
 
 class McpServers(msgspec.Struct):
     servers: list[ConfiguredServer]
-    """Of --mcp-config."""
+    """Those of --mcp-config."""
     closed: str = ""
     """Why there are none for anybody; empty where MCP is offered."""
 
@@ -56,7 +56,7 @@ class McpTool(msgspec.Struct):
     schema: dict[str, Any]
     """JSON Schema of the arguments."""
     digest: str
-    """Of the name, the description and the schema."""
+    """A hash of the name, the description and the schema."""
 
 
 class LeftOut(msgspec.Struct):
@@ -108,7 +108,7 @@ class McpImage(msgspec.Struct):
     type: str
     """image/png, image/jpeg, image/gif or image/webp."""
     data: str
-    """base64."""
+    """The picture in base64."""
 
 
 class McpProgress(msgspec.Struct, tag_field="kind", tag="progress"):

@@ -122,7 +122,9 @@ export async function* callTool(body, signal) {
 
 /** Chunks of a streamed chat completion. Throws ApiError, DroppedError or, aborted, AbortError. */
 export async function* streamChat(body, signal) {
-  const streamed = { ...body, stream: true, stream_options: { include_usage: true } };
+  // One that is stopped has told how many tokens it has.
+  const options = { include_usage: true, continuous_usage_stats: true };
+  const streamed = { ...body, stream: true, stream_options: options };
   const reply = await post("v1/chat/completions", streamed, signal);
   for await (const data of events(reply.body)) {
     if (data === "[DONE]") return;

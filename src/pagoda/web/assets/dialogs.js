@@ -75,7 +75,8 @@ function setUpData(changed) {
   file.addEventListener("change", async () => {
     for (const { name, text } of await readAll(file.files)) {
       try {
-        toast(t("imported", { count: importJson(text) }));
+        const count = importJson(text);
+        toast(t(count === 1 ? "importedOne" : "imported", { count }));
       } catch (error) {
         toast(t("importWrong", { name, reason: error.message }));
       }

@@ -1,6 +1,6 @@
 // Files that a message brings: text and PDF as text, pictures as data URLs.
 
-import { extractText } from "./api.js";
+import { ApiError, extractText } from "./api.js";
 import { el, icon, iconButton } from "./dom.js";
 import { t } from "./words.js";
 
@@ -35,8 +35,24 @@ export async function readAttachment(file, { sees, model }) {
 
 async function readPdf(file) {
   if (file.size > MAX_PDF_BYTES) throw new FileError(t("fileLarge", { name: file.name }));
-  const { text, pages, pages_read: read } = await extractText(file);
+  const { text, pages, pages_read: read } = await extracted(file);
   return read < pages ? { text, pages, read } : { text, pages };
+}
+
+async function extracted(file) {
+  try {
+    return await extractText(file);
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status === 401) throw error;
+    throw new FileError(t("fileRefused", { name: file.name, reason: error.message }));
+  }
+}
+
+/** Text of an older coding, by the page's language; null for what is no text. */
+function oldText(bytes) {
+  const coding = document.documentElement.lang.startsWith("zh") ? "gb18030" : "windows-1252";
+  const text = new TextDecoder(coding).decode(bytes);
+  return /[\0-\x08\x0e-\x1f\x7f\ufffd]/.test(text) ? null : text;
 }
 
 async function readText(file) {
@@ -45,13 +61,14 @@ async function readText(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   const marks = { "255,254": "utf-16le", "254,255": "utf-16be" };
   const coding = marks[bytes.slice(0, 2).join()] ?? "utf-8";
+  let text;
   try {
-    const text = new TextDecoder(coding, { fatal: true }).decode(bytes);
-    if (!text.includes("\0")) return text.replaceAll("\r\n", "\n");
+    text = new TextDecoder(coding, { fatal: true }).decode(bytes);
   } catch {
-    // told below
+    text = oldText(bytes);
   }
-  throw new FileError(t("fileWrong", { name: file.name }));
+  if (text === null || text.includes("\0")) throw new FileError(t("fileWrong", { name: file.name }));
+  return text.replaceAll("\r\n", "\n");
 }
 
 /** A picture of a tool ({type, data}) as a data URL; "" where it is none. */

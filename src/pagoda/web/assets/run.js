@@ -42,20 +42,21 @@ export class Run {
 
   async read(body) {
     const { node } = this;
-    const clock = { sent: performance.now(), first: 0, last: 0, pieces: 0, timings: null };
+    const clock = { sent: performance.now(), first: 0, last: 0, pieces: 0, timings: null, usage: null };
     let finish = null;
     for await (const chunk of streamChat(body, this.abort.signal)) {
       const choice = chunk.choices[0];
+      clock.usage = chunk.usage ?? clock.usage;
       if (choice && this.add(choice.delta)) {
         clock.last = performance.now();
         clock.first ||= clock.last;
         clock.pieces++;
-        node.stats = this.measure(clock, null);
+        node.stats = this.measure(clock);
         this.view.schedule();
       }
       if (choice?.finish_reason) finish = choice.finish_reason;
       clock.timings = chunk.timings ?? clock.timings;
-      if (chunk.usage) node.stats = this.measure(clock, chunk.usage);
+      if (chunk.usage) node.stats = this.measure(clock);
     }
     node.state = finish === "length" ? "length" : "done";
   }
@@ -84,7 +85,7 @@ export class Run {
     return Boolean(reasoning || delta.content || delta.tool_calls?.length);
   }
 
-  measure({ sent, first, last, pieces, timings }, usage) {
+  measure({ sent, first, last, pieces, timings, usage }) {
     const tokens = usage?.completion_tokens ?? pieces;
     const seconds = (last - first) / 1000;
     return {
