@@ -69,6 +69,8 @@ def resolve_speculation(
         method, why = "none", f"default on {device}"
         if device == "cpu":
             method, why = "suffix", "replies repeat their prompts and one another"
+        if asked.has_mode:
+            why = f"--mode {asked.mode} is for a draft head; {_why_no_head(spec, config)}"
     most = asked.count(
         "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
     )
