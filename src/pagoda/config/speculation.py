@@ -103,7 +103,7 @@ class SpeculationConfig(Options):
         "tokenizer, and `eagle3` the EAGLE-3 head that `model` names; `none` guesses nothing; "
         "`auto` is `suffix` on a CPU. As many guesses are verified as make replies faster, at most "
         "`num_speculative_tokens`, and none where there are fewer than "
-        "`min_speculative_tokens`. The flags of vLLM and llama-server set its keys: `--spec-method`, "
+        "`min_speculative_tokens`. Flags of vLLM and llama-server set its keys: `--spec-method`, "
         "`--spec-type`, `--mode`, `--draft-max`, `--draft-min`, `-md`.",
         aliases=("-sc",),
         parse=parse_speculative_config,
