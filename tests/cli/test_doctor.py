@@ -27,7 +27,7 @@ def test_a_table_that_ends_with_the_verdict(runs_on, capsys):
     assert main(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("PASS  versions")
-    assert lines[-1] == "Models run here; nothing to mend."
+    assert lines[-1] == "Models run here; nothing needs fixing."
 
 
 def test_warnings_do_not_fail(runs_on, capsys):

@@ -24,6 +24,14 @@ def parse_size(text: str) -> int:
     return int(value)
 
 
+def short_size(count: int) -> str:
+    """As `parse_size` reads it, with a binary unit where that divides it: `4G`."""
+    for power, unit in ((30, "G"), (20, "M"), (10, "K")):
+        if count and count % (1 << power) == 0:
+            return f"{count >> power}{unit}"
+    return str(count)
+
+
 def format_bytes(count: float) -> str:
     """`1.50 GiB`; binary units, three significant digits or so."""
     sign, value = ("-", -count) if count < 0 else ("", count)

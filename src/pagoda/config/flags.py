@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.units import parse_size, short_size
 from pagoda.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -195,19 +196,27 @@ class _Extend(argparse.Action):
 
 def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """`parse` for argparse, keeping its own words about what is wrong."""
-    kinds: dict[Callable[[str], Any], str] = {int: "whole number", float: "number"}
 
     def read(text: str) -> Any:
         try:
             return parse(text)
         except json.JSONDecodeError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not JSON: {error}. In a shell, put it into single quotes."
+            ) from error
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
         except ValueError as error:
-            own_words = isinstance(error, ConfigError)
-            words = str(error) if own_words else f"{text!r} is no {kinds.get(parse, 'such value')}."
-            raise argparse.ArgumentTypeError(words) from error
+            raise argparse.ArgumentTypeError(f"{text!r} is {_fault(error)}.") from error
 
     return read
+
+
+def _fault(error: ValueError) -> str:
+    """What Python's own words say of a text."""
+    if "for int()" in str(error):
+        return "not a whole number"
+    return "not a number" if "to float" in str(error) else f"not understood ({error})"
 
 
 def _base_type(annotation: Any) -> type:
@@ -227,7 +236,9 @@ def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
 
 def _default_note(field: dataclasses.Field[Any]) -> str:
     default = field.default
-    if default is dataclasses.MISSING or default in (None, False, ()):
+    if default is dataclasses.MISSING or default in (None, False, (), ""):
         return ""
     shown = " ".join(default) if isinstance(default, tuple) else default
+    if field.metadata["parse"] is parse_size:
+        shown = short_size(default)
     return f" (default: {'on' if default is True else shown})"

@@ -25,7 +25,7 @@ def guess_lines(guesses: Guesses | None) -> list[str]:
     timed = any(way.gains for way in guesses.ways)
     advice = "none of them is faster here" if timed else "what they gain here is not known"
     if best is not None:
-        advice = f"use {best.flags}" if best.flags else "leave it so"
+        advice = f"use {best.flags}" if best.flags else "keep it"
         advice += ", where replies repeat their prompts" if best.copies and best.flags else ""
     in_use = "nothing guesses" if guesses.method == "none" else f"{guesses.method} guesses"
     first = f"guesses (estimate, if {CHANCE * 10:g} of 10 come true): {in_use} ({guesses.why})"

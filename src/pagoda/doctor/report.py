@@ -38,7 +38,7 @@ def verdict(findings: Sequence[Finding]) -> str:
         return f"{count['FAIL']} FAIL: no model runs here until that is mended."
     if count["WARN"]:
         return f"Models run here; {count['WARN']} WARN above say what would make it better."
-    return "Models run here; nothing to mend."
+    return "Models run here; nothing needs fixing."
 
 
 def _wrap(text: str, width: int) -> list[str]:

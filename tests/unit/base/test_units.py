@@ -1,7 +1,7 @@
 import pytest
 
 from pagoda.base.errors import ConfigError
-from pagoda.base.units import format_bytes, format_seconds, parse_size
+from pagoda.base.units import format_bytes, format_seconds, parse_size, short_size
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,14 @@ def test_bytes_and_seconds_are_written_for_people():
         "0 B", "1023 B", "1.50 KiB", "3.00 GiB", "-2.00 KiB", "5.00 TiB",
     ]  # fmt: skip
     assert [format_seconds(x) for x in (0.0123, 3.44, 125)] == ["12 ms", "3.4 s", "2 min 05 s"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 4096, 32 << 20, 4 << 30, 3 << 29])
+def test_short_sizes_are_read_as_what_they_were(count):
+    assert parse_size(short_size(count)) == count
+
+
+def test_short_sizes_have_the_largest_unit():
+    assert [short_size(n) for n in (4 << 30, 32 << 20, 1536 << 10, 1000)] == [
+        "4G", "32M", "1536K", "1000",
+    ]  # fmt: skip

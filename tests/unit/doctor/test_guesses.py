@@ -105,7 +105,7 @@ def test_what_is_in_use_comes_first(tmp_path, monkeypatch):
     ways = ways_of(made)
     assert list(ways) == ["in use", "--mode stable", "--spec-method suffix"]
     assert made.guesses.method == "mtp" and made.guesses.best is ways["in use"]
-    assert "; leave it so" in "\n".join(lines(made, [], False, 300))
+    assert "; keep it" in "\n".join(lines(made, [], False, 300))
     assert as_json(made, [])["guesses"]["use"] == ""
     monkeypatch.setenv("PAGODA_SPEC_TOKENS", "2")
     made = planned(tmp_path, QWEN3_5, gpu, speculation={"mode": "fast"})

@@ -31,7 +31,7 @@ def test_colors_take_no_room():
 
 
 def test_the_verdict_counts():
-    assert "nothing to mend" in verdict(FOUND[:1])
+    assert "nothing needs fixing" in verdict(FOUND[:1])
     assert "1 WARN" in verdict(FOUND)
     failed = [*FOUND, Finding("memory", "FAIL", "none left", "buy some")]
     assert verdict(failed).startswith("1 FAIL: no model runs")

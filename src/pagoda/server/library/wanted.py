@@ -76,7 +76,7 @@ def _reference(name: str) -> str:
         pass
     raise ApiError(
         404,
-        f"{name[:200]!r} is no model of a hub; write org/name, hf:org/name:QUANT or "
+        f"{name[:200]!r} is not the name of a model on a hub; write org/name, hf:org/name:QUANT or "
         "modelscope:org/name.",
         param="model",
     )
