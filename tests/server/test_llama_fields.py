@@ -1,5 +1,6 @@
 """Fields and metrics of llama-server on OpenAI's routes."""
 
+import time
 from typing import Any
 
 import pytest
@@ -146,4 +147,6 @@ def test_metrics(start) -> None:
         "llamacpp:requests_deferred": 3, "llamacpp:n_busy_slots_per_decode": 3,
         "llamacpp:n_tokens_max": 99,
     }  # fmt: skip
-    assert "\nllamacpp:prompt_tokens_total 30" in server.http.get("/metrics").text
+    told = server.http.get("/metrics")
+    assert "\nllamacpp:prompt_tokens_total 30" in told.text
+    assert 0 <= time.time() - int(told.headers["Process-Start-Time-Unix"]) < 600

@@ -74,6 +74,11 @@ def test_whole(shared: RunningServer) -> None:
     assert response.completed_at >= response.created_at
 
 
+def test_the_path_without_a_version(shared: RunningServer) -> None:
+    reply = shared.post("/responses", input="hi").json()
+    assert reply["status"] == "completed" and reply["object"] == "response"
+
+
 def test_events(shared: RunningServer) -> None:
     reply = shared.post("/v1/responses", **ASK, max_output_tokens=2, stream=True)
     assert reply.headers["content-type"].startswith("text/event-stream")

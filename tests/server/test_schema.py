@@ -46,7 +46,7 @@ schemathesis.serializer.alias("application/pdf", "application/octet-stream")
 ALIASES = {
     "/chat/completions", "/chat/completions/input_tokens", "/completions", "/embeddings",
     "/models", "/ping", "/v1/health", "/health/ready", "/v1/score", "/v1/rerank", "/v2/rerank",
-    "/reranking", "/v1/reranking",
+    "/reranking", "/v1/reranking", "/responses",
 }  # fmt: skip
 USER = [{"role": "user", "content": "hi"}]
 STREAM: dict[str, Any] = {"stream": True, "max_tokens": 3, "timings_per_token": True}

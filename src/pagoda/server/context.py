@@ -57,6 +57,8 @@ class Context:
     starting: EngineProgress | None = None
     """How far the first engine's start is."""
     began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.time)
+    """The same as a date: seconds since 1970."""
 
     def __post_init__(self, advice: Advice | None) -> None:
         self.plans = Plans(advice)

@@ -16,6 +16,8 @@ _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 @router.get("/metrics", openapi_extra=describe(None, _TEXT))
 async def metrics(request: Request) -> Response:
-    return Response(
-        context_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE_LATEST}
-    )
+    context = context_of(request)
+    # When counters began at zero, as llama-server tells it.
+    began = {"Process-Start-Time-Unix": str(int(context.start_time))}
+    headers = {"Content-Type": CONTENT_TYPE_LATEST, **began}
+    return Response(context.metrics.render(), headers=headers)

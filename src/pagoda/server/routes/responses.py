@@ -40,7 +40,11 @@ router = APIRouter()
 _PAGE, _MOST_ITEMS = 20, 100
 
 
-@router.post("/v1/responses", openapi_extra=describe(ResponsesRequest, ResponseObject, *EVENTS))
+_RESPONSE = describe(ResponsesRequest, ResponseObject, *EVENTS)
+
+
+@router.post("/v1/responses", openapi_extra=_RESPONSE)
+@router.post("/responses", openapi_extra=_RESPONSE)
 async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     context = context_of(request)
