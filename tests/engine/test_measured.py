@@ -173,6 +173,6 @@ def test_an_idle_engine_captures_and_serves_the_same(config, gpu, monkeypatch):
     eager = generate(replace(config, device=DeviceConfig(device="cuda", enforce_eager=True)))
     assert gpu.captured == gpu.replays == 0
     assert generate(config) == eager
-    assert gpu.captured == 3  # of 1, 2 and 4 requests
-    # One each to check it, two for warm-up's longer prompts; the first token is the prompt's.
-    assert gpu.replays == 3 + 2 + 11
+    assert gpu.captured == 3 + 4  # of 1, 2 and 4 requests; with prompts of up to 16, 32, 48, 64
+    # One each to check it; then the prompt's step, which gives the first token, and eleven more.
+    assert gpu.replays == 7 + 1 + 11

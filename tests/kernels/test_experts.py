@@ -35,7 +35,7 @@ def check_route(route) -> None:
         for scoring in ("softmax", "topk_softmax", "sigmoid"):
             for renormalize in (False, True):
                 scales = torch.randn(count) if top_k > 1 else None
-                ids, weights = route(logits, top_k, scoring, renormalize, scales)
+                ids, weights, _ = route(logits, top_k, scoring, renormalize, scales)
                 assert (ids.dtype, weights.dtype) == (torch.int64, torch.float32)
                 for row, numbers in enumerate(logits.double().numpy()):
                     mine, shares = expected_route(numbers, top_k, scoring, renormalize)

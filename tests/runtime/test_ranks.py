@@ -177,11 +177,13 @@ def test_what_one_rank_cannot_capture_none_does(rank, error, capturing, make_req
     driver = AheadDriver(capturing.leader)
     names = decode(driver, make_request, 2, 6)
     driver.settle()
+    while capturing.leader.work_ahead():  # each size for itself
+        pass
     capturing.end()
     assert [len(driver.tokens[name]) for name in names] == [7, 7], "six, and one that was under way"
     assert sizes(capturing) == [[], []] and not capturing.leader.work_ahead()
     assert sum(gpu.replays for gpu in capturing.gpus) == 0
-    assert caplog.text.count("another rank could not") == 1
+    assert caplog.text.count("another rank could not") == len(SIZES)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -153,7 +153,6 @@ class ModelRunner:
     def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Queue a plan's work on a device that runs ahead; the call of what is returned waits for
         the result. One plan may be launched before the last one's result is asked for, not two.
-
         Steps that report more than tokens, verify drafts or encode pictures are waited for here.
         """
         begun = time.perf_counter()
@@ -171,7 +170,7 @@ class ModelRunner:
         self._launched = LaunchedStep(plan, step, self.states, best.ids, fetch, broken)
         self.times.add("sample", time.perf_counter() - done)
         self.times.count(plan.num_tokens)
-        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
+        self._capture_needed()
         return self._launched.wait
 
     def _choose_on_device(
@@ -190,8 +189,8 @@ class ModelRunner:
     def _begin(self, plan: StepPlan) -> PreparedStep | None:
         begun, encoding = time.perf_counter(), self.times.seconds["media"]
         step = self._prepare(plan)
-        encoding = self.times.seconds["media"] - encoding
-        self.times.add("host", time.perf_counter() - begun - encoding)
+        begun += self.times.seconds["media"] - encoding
+        self.times.add("host", time.perf_counter() - begun)
         return step
 
     def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
@@ -212,7 +211,7 @@ class ModelRunner:
             result.tokens, result.results = [], [results[req_id] for req_id in plan.req_ids]
         self.times.count(plan.num_tokens)
         result.encoded = self._encode_ahead(plan, time.perf_counter() - begun)
-        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
+        self._capture_needed()
         return result
 
     def sleep(self) -> None:
@@ -233,6 +232,9 @@ class ModelRunner:
             self._offloaded.restore()
             self._offloaded = None
         self.cache.restore()
+
+    def _capture_needed(self) -> None:
+        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
 
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms

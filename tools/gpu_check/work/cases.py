@@ -218,10 +218,11 @@ def _experts(
         falling = ops.PackedExperts((down,), hidden, count, None)
         x = torch.randn(tokens, hidden, device=where).to(_dtype(where)) * 0.05
         logits = torch.randn(tokens, count, device=where).to(_dtype(where))
-        ids, weights = routing.route(logits, top, "softmax", True)
+        routed = routing.route(logits, top, "softmax", True)
+        ids, weights, _ = routed
 
         def compute() -> Tensor:
-            return experts.mix(x, ids, weights, rising, falling, ops.Gating())
+            return experts.mix(x, routed, rising, falling, ops.Gating())
 
         def reference() -> tuple[Tensor, slice]:
             return _one_by_one(x, ids, weights, (gate, up, down), (size, hidden)), slice(None)
