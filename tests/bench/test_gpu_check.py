@@ -56,7 +56,8 @@ def test_what_fails_leaves_what_others_find(played):
         assert records[name]["found"]["counts"]["passed"] > 3
     for name in ENGINES:
         found = records[name]["found"]
-        assert found["captured before ready"] == found["captured"] == found["sizes"] == 3
+        # Three of decode steps, and four of steps with prompts.
+        assert 3 <= found["captured before ready"] <= found["captured"] <= found["sizes"] == 7
         assert {"captured ms", "op by op ms", "prompt ms", "requests tokens/s"} <= found.keys()
 
 

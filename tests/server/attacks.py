@@ -306,7 +306,7 @@ async def hostile_mcp_servers(port: int) -> None:
     """The attacker's own, which a page may name: as honest ones until they are asked for tools."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError), contextlib.closing(writer):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = head.partition(b"content-length:")[2].partition(b"\r\n")[0]
