@@ -70,6 +70,14 @@ def test_a_call_may_take_so_long_and_no_longer(serve_tools) -> None:
     assert "did not answer within 0.3 s" in reply.json()["error"]
 
 
+def test_an_open_server_without_a_key_offers_none(start) -> None:
+    servers = '{"mcpServers": {"shop": {"command": "no-such-program"}}}'
+    open_to_all = ServerConfig(mcp_config=servers, host="0.0.0.0")
+    server = start(FakeClient(), open_to_all)
+    for reply in (server.http.get("/tools"), server.post("/tools", tool="shop_add")):
+        assert reply.status_code == 403 and "--api-key" in reply.text
+
+
 def test_without_servers_there_are_no_tools(shared: RunningServer) -> None:
     for reply in (shared.http.get("/tools"), shared.post("/tools", tool="x")):
         assert reply.status_code == 501 and "--mcp-config" in reply.text
