@@ -16,6 +16,23 @@ def _root_path(text: str) -> str:
     return "/" + path if path else ""
 
 
+TOOLS = (
+    "read_file", "file_glob_search", "grep_search", "exec_shell_command", "write_file",
+    "edit_file", "get_info",
+)  # fmt: skip
+
+
+def tool_names(text: str) -> tuple[str, ...]:
+    """The tools that --tools names. ConfigError for one that there is not."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in (*TOOLS, "all"):
+            raise ConfigError(
+                f"--tools names {name!r}; there are {', '.join(TOOLS)}, and `all` for all of them."
+            )
+    return TOOLS if "all" in names else tuple(name for name in TOOLS if name in names)
+
+
 def check_key(key: str, source: str) -> None:
     """ConfigError for a key that no client could send, which names its `source` and never shows
     it."""
@@ -44,6 +61,7 @@ class ServerConfig(Options):
         super().__post_init__()
         for key in self.api_key:
             check_key(key, "--api-key")
+        tool_names(self.tools)
 
     host: str = option("127.0.0.1", "Address to listen on; 0.0.0.0 opens it to the network.")
     port: int = option(8000, "Port to listen on; 0 picks a free one.", bounds=(0, 65535))
@@ -141,6 +159,12 @@ class ServerConfig(Options):
         '{"mcpServers": {NAME: {"command": ..., "args": [...]}}} or {"url": ...}. Its programs '
         "run as this user.",
         aliases=("--mcp-servers-config", "--mcp-servers-json"),
+    )
+    tools: str = option(
+        "",
+        "Built-in tools for the chat page and /tools: `all`, or names between commas of read_file, "
+        "file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info. They "
+        "read and change files and run commands as this user, for whoever may use the API.",
     )
     models_dir: str | None = option(
         None, "Folder of further models: each GGUF file and each folder in it, by its name."

@@ -19,13 +19,14 @@ from pagoda.base.errors import (
     RequestError,
 )
 from pagoda.config.mcp import read_mcp_config
-from pagoda.config.server import ServerConfig
+from pagoda.config.server import ServerConfig, tool_names
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.planner.planned import Advice
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.filetools.builtin import Builtin
 from pagoda.server.library.fetches import Fetches
 from pagoda.server.library.plans import Plans
 from pagoda.server.mcp.addresses import reach_of
@@ -62,7 +63,11 @@ class Context:
 
     def __post_init__(self, advice: Advice | None) -> None:
         self.plans = Plans(advice)
-        self.mcp = Hub(read_mcp_config(self.config.mcp_config), reach_of(self.config))
+        self.mcp = Hub(
+            read_mcp_config(self.config.mcp_config),
+            reach_of(self.config),
+            Builtin(tool_names(self.config.tools)),
+        )
         self.metrics = Metrics(lambda: self.fleet.models())
 
     def entries(self) -> list[ModelEntry]:

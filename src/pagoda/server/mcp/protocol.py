@@ -26,8 +26,8 @@ class NamedUrl(BaseModel):
 
 class McpBody(Body):
     server: str | NamedUrl = Field(
-        description="One of --mcp-config by its name, or `{id, name, url, headers}` (streamable "
-        "HTTP)."
+        description="One of --mcp-config by its name, `built-in` for the tools of --tools, or "
+        "`{id, name, url, headers}` (streamable HTTP)."
     )
 
 
@@ -39,12 +39,12 @@ class McpCallBody(McpBody):
 
 class ConfiguredServer(msgspec.Struct):
     name: str
-    transport: Literal["stdio", "http", "sse"]
+    transport: Literal["stdio", "http", "sse", "built-in"]
 
 
 class McpServers(msgspec.Struct):
     servers: list[ConfiguredServer]
-    """Those of --mcp-config."""
+    """Those of --mcp-config, after the built-in tools."""
     closed: str = ""
     """Why there are none for anybody; empty where MCP is offered."""
 
@@ -57,6 +57,10 @@ class McpTool(msgspec.Struct):
     """JSON Schema of the arguments."""
     digest: str
     """A hash of the name, the description and the schema."""
+    writes: bool = False
+    """Whether a built-in one changes files or runs commands."""
+    each_time: bool = False
+    """Whether a page asks before each call, whatever was allowed."""
 
 
 class LeftOut(msgspec.Struct):
@@ -75,6 +79,7 @@ class McpTools(msgspec.Struct):
 class ServerToolBody(Body):
     tool: str = Field(description="As GET /tools names it.")
     params: dict[str, Any] = {}
+    stream: bool = Field(False, description="Tell the output of exec_shell_command as it comes.")
 
 
 class ToolFunction(msgspec.Struct):
@@ -94,7 +99,10 @@ class ServerTool(msgspec.Struct):
     display_name: str
     tool: str
     definition: ToolDefinition
-    type: Literal["mcp"] = "mcp"
+    type: Literal["server", "mcp"] = "mcp"
+    """`server` is a built-in one."""
+    permissions: dict[str, bool] = {}
+    """`write`: whether it changes something here."""
 
 
 class ToolAnswer(msgspec.Struct, omit_defaults=True):
@@ -102,6 +110,15 @@ class ToolAnswer(msgspec.Struct, omit_defaults=True):
 
     plain_text_response: str = ""
     error: str = ""
+
+
+class ToolChunk(msgspec.Struct):
+    chunk: str
+
+
+class ToolDone(msgspec.Struct):
+    error: str | msgspec.UnsetType = msgspec.UNSET
+    done: bool = True
 
 
 class McpImage(msgspec.Struct):

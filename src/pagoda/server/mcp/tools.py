@@ -55,14 +55,18 @@ def _fault(tool: "Tool", told: dict[str, McpTool]) -> str:
 
 def _told(tool: "Tool") -> McpTool:
     description = tool.description or ""
-    facts = [tool.name, description, tool.input_schema]
     return McpTool(
         name=tool.name,
         title=(tool.title or tool.name)[:_MAX_TITLE],
         description=description,
         schema=tool.input_schema,
-        digest=hashlib.sha256(_canonical(facts)).hexdigest(),
+        digest=digest_of(tool.name, description, tool.input_schema),
     )
+
+
+def digest_of(name: str, description: str, schema: dict[str, Any]) -> str:
+    """A tool that keeps it is still the one that was agreed to."""
+    return hashlib.sha256(_canonical([name, description, schema])).hexdigest()
 
 
 def _canonical(value: Any) -> bytes:

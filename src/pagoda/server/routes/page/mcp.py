@@ -35,10 +35,10 @@ _SILENCE = 5.0
 
 @router.get("/mcp/servers", openapi_extra=describe(None, McpServers))
 async def servers(request: Request) -> Response:
-    """Those of --mcp-config."""
+    """Those of --mcp-config, and `built-in` for the tools of --tools."""
     context = context_of(request)
     closed = why_closed(context.config)
-    return json_reply(McpServers([] if closed else context.mcp.configured(), closed))
+    return json_reply(McpServers([] if closed else context.mcp.offered(), closed))
 
 
 @router.post("/mcp/tools", openapi_extra=describe(McpBody, McpTools, refusals=_REFUSALS))
