@@ -102,9 +102,9 @@ THOUGHT = Fact(
     has=("--chat-template-kwargs", "thinking_token_budget"),
 )
 SERVER_TOOLS = Fact(
-    "the API calls no tools; clients name theirs in `tools`, the chat page uses those of "
-    "--mcp-config, and `pagoda agent` operates a computer",
-    has=("tools", "--mcp-config"),
+    "no reply calls tools by itself; clients name theirs in `tools`, /tools has those of --tools "
+    "and --mcp-config, and `pagoda agent` operates a computer",
+    has=("tools", "--tools", "/tools", "--mcp-config"),
     lacks=("tool_server",),
 )
 LOG = Fact("give --log-level and --log-format", has=("--log-level", "--log-format"))

@@ -40,22 +40,25 @@ const heading = (text) =>
 const button = (label, onclick, kind = "") =>
   el("button", { type: "button", class: kind, onclick }, label);
 
-/** "allow", "always", "deny" or "stop". `input` is the text of the arguments, `chat` the title of a
+/** "allow", "always", "deny" or "stop". `fields` are the arguments as [name, text], `chat` the title of a
  * chat that is not the one shown. */
-export function askConsent({ server, tool }, { input, chat }, signal) {
+export function askConsent({ server, tool }, { fields, chat }, signal) {
   const build = (choose) => [
     heading(t("consentTitle")),
     el("p", {}, el("strong", {}, t("consentFrom", { tool: tool.name, server: server.name }))),
     chat && el("p", { class: "hint" }, t("consentChat", { title: chat })),
     tool.description && el("p", { class: "hint about" }, tool.description),
-    el("p", {}, t(input ? "consentArguments" : "consentNone")),
-    input && el("pre", { tabindex: "0" }, input),
+    el("p", {}, t(fields.length ? "consentArguments" : "consentNone")),
+    ...fields.flatMap(([name, text]) => [
+      name && el("h3", {}, name),
+      el("pre", { tabindex: "0" }, text),
+    ]),
     el(
       "div",
       { class: "row" },
       button(t("stopHere"), () => choose("stop")),
       button(t("refuse"), () => choose("deny")),
-      button(t("allowAlways"), () => choose("always")),
+      tool.each_time ? null : button(t("allowAlways"), () => choose("always")),
       button(t("allow"), () => choose("allow"), "primary"),
     ),
   ];

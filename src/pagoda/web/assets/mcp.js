@@ -50,10 +50,13 @@ function serverOf(key, fields) {
 /** {servers, closed}: those of the server's file, then those of this browser. */
 export async function listServers() {
   const { servers, closed } = await mcpServers();
-  const about = ({ transport }) => (transport === "stdio" ? t("mcpProgram") : transport.toUpperCase());
-  const theirs = servers.map((one) =>
-    serverOf(`server:${one.name}`, { name: one.name, which: one.name, about: about(one) }),
-  );
+  const words = { stdio: t("mcpProgram"), "built-in": t("mcpBuiltIn") };
+  const about = ({ transport }) => words[transport] ?? transport.toUpperCase();
+  const theirs = servers.map((one) => {
+    const { name, transport } = one;
+    const builtIn = transport === "built-in";
+    return serverOf(`server:${name}`, { name, which: name, about: about(one), builtIn });
+  });
   const ours = stored().map((one) =>
     serverOf(one.id, { name: one.name, which: one, about: one.url, own: true }),
   );
@@ -78,7 +81,8 @@ export const isToolOn = (options, server, tool) =>
 export const hasTools = (options) => Object.keys(options.tools ?? {}).length > 0;
 
 const consentKey = ({ server, tool }) => [server.key, tool.name, tool.digest].join(" ");
-export const isAllowed = (options, found) => (options.allowed ?? []).includes(consentKey(found));
+export const isAllowed = (options, found) =>
+  !found.tool.each_time && (options.allowed ?? []).includes(consentKey(found));
 export function allow(options, found) {
   options.allowed = [...(options.allowed ?? []), consentKey(found)];
   options.changed = Date.now();

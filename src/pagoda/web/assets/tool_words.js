@@ -4,11 +4,12 @@ import { addWords } from "./words.js";
 
 const ENGLISH = {
   mcp: "Tools of this chat",
-  mcpHint: "MCP servers give the model tools. A server is switched on for this chat alone, and each call asks you first.",
-  mcpNone: "This server was started without MCP servers of its own (--mcp-config). Add one by its URL.",
+  mcpHint: "Servers give the model tools. A server is switched on for this chat alone, and each call asks you first.",
+  mcpNone: "This server was started without tools (--tools) and MCP servers (--mcp-config). Add one by its URL.",
   mcpConnecting: "connecting…",
   mcpOff: "off",
   mcpProgram: "a program of this server",
+  mcpBuiltIn: "Tools of this server: they work on its files, as the user who started it.",
   mcpCount: "{on} of {count} tools on",
   mcpLeftOut: "Left out: {names}",
   mcpAll: "All tools",
@@ -53,11 +54,12 @@ const ENGLISH = {
 
 const CHINESE = {
   mcp: "此对话的工具",
-  mcpHint: "MCP 服务器为模型提供工具。开关只对此对话有效，每次调用前都会询问你。",
-  mcpNone: "此服务器启动时没有配置 MCP 服务器（--mcp-config）。可以通过 URL 添加。",
+  mcpHint: "服务器为模型提供工具。开关只对此对话有效，每次调用前都会询问你。",
+  mcpNone: "此服务器启动时没有配置工具（--tools）和 MCP 服务器（--mcp-config）。可以通过 URL 添加。",
   mcpConnecting: "连接中…",
   mcpOff: "关闭",
   mcpProgram: "此服务器上的程序",
+  mcpBuiltIn: "此服务器自带的工具：以启动它的用户身份处理其文件。",
   mcpCount: "{count} 个工具中已启用 {on} 个",
   mcpLeftOut: "未包含：{names}",
   mcpAll: "全部工具",

@@ -50,9 +50,9 @@ export class ToolRun {
     let choice = "allow";
     if (!isAllowed(chat.options, found)) {
       this.set("asking");
-      const text = Object.keys(input).length ? JSON.stringify(input, null, 2) : "";
+      const fields = found.server.builtIn ? fieldsOf(input) : whole(input);
       const title = this.page.isShown(chat) ? "" : chat.title;
-      choice = await askConsent(found, { input: text, chat: title }, this.abort.signal);
+      choice = await askConsent(found, { fields, chat: title }, this.abort.signal);
     }
     if (choice === "stop") return undefined;
     if (choice === "deny") return this.end("denied", REFUSED);
@@ -103,6 +103,15 @@ export class ToolRun {
     this.view.begin();
   }
 }
+
+const whole = (input) =>
+  Object.keys(input).length ? [["", JSON.stringify(input, null, 2)]] : [];
+
+/** Each value by its name. Commands and texts of files are read with their line breaks. */
+const fieldsOf = (value, name = "") =>
+  value !== null && typeof value === "object"
+    ? Object.entries(value).flatMap(([key, inner]) => fieldsOf(inner, name ? `${name}.${key}` : key))
+    : [[name, String(value)]];
 
 function progressOf({ progress, total, message }) {
   const share = total ? `${Math.round((100 * progress) / total)}%` : String(progress);
