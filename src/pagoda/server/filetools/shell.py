@@ -1,4 +1,4 @@
-"""exec_shell_command."""
+"""exec_shell_command: a command of `sh`, with bounds on its time and its output."""
 
 import asyncio
 import codecs
