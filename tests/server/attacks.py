@@ -10,9 +10,11 @@ import contextlib
 import gzip
 import json
 import struct
+import tempfile
 import zlib
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.unit.text.pdfs import pdf
@@ -328,6 +330,17 @@ async def hostile_mcp_servers(port: int) -> None:
             named = {"id": f"attack-{kind}", "name": "evil", "url": url % (own, kind)}
             asks = [post(port, "/mcp/tools", server=named) for _ in range(4)]
             await asyncio.gather(*asks)
+
+
+@attack("built-in tool: a call on files; a command")
+async def tools_that_never_end(port: int) -> None:
+    endless = {"path": "data", "pattern": "(a+)+$"}
+    calls = [{"tool": "grep_search", "params": endless}] * 4
+    calls += [{"tool": "exec_shell_command", "params": {"command": "yes", "timeout": 2}}] * 4
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "data").write_text("a" * 60 + "!")
+        cwd = b"x-tool-cwd: " + folder.encode()
+        await send_all(port, (request("/tools", json.dumps(c).encode(), cwd) for c in calls))
 
 
 TEMPLATES = "templates: escapes, and templates or variables of a request"

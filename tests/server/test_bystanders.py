@@ -76,7 +76,9 @@ class Bystanders:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Bystanders]]:
     with contextlib.ExitStack() as stack:
         cache: Path = tmp_path_factory.mktemp("cache")
-        server = Served("crawls", "sees", "--disable-uvicorn-access-log", cache=cache)
+        server = Served(
+            "crawls", "sees", "--disable-uvicorn-access-log", "--tools", "all", cache=cache
+        )
         stack.callback(server.close)
         server.wait_ready()
         bystanders = Bystanders(server.port)
