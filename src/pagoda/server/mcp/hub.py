@@ -44,8 +44,8 @@ MISSING = (
 
 
 class Hub:
-    def __init__(self, servers: Sequence[McpServer], reach: Reach, builtin: Builtin):
-        self.builtin = builtin
+    def __init__(self, servers: Sequence[McpServer], reach: Reach, builtin: Builtin | None = None):
+        self.builtin = builtin or Builtin(())
         self._configured = {server.name: _Slot(server, None) for server in servers}
         self._reach = reach
         self._named: dict[str, _Slot] = {}
