@@ -99,7 +99,7 @@ def test_all_classes_of_large_steps(make_tuning, monkeypatch):
     finish(tuning)
     assert [case.tokens for case in forms._measured] == [128, 128, 16, 16, 64, 64, 32, 32]
     for case, cut in forms._measured.items():
-        assert cut == experts_form(case.tokens, 90)  # of equals, the first
+        assert cut == experts_form(case, 90)  # of equals, the first
     assert not tuning.changed
 
 

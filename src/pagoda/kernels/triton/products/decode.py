@@ -190,25 +190,26 @@ def shares_of(layout: Layout) -> int:
 
 @triton.jit
 def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """[64] the columns of `part_of_weights`: four or eight that follow each other in each quad."""
-    CODES: tl.constexpr = LAYOUT.codes_each
+    """[64] the columns of `part_of_weights`, in runs of four or more."""
     place = tl.arange(0, 64)
     if LAYOUT.codes == "plain":
         column = PART * 64 + place
+    elif LAYOUT.codes_each == 4:
+        column = place // 4 * 16 + PART * 4 + place % 4
     else:
-        column = (
-            (place // 32 * 4 + place // 4 % 4) * (4 * CODES)
-            + PART * CODES
-            + place // 16 % 2 * 4
-            + place % 4
-        ) if CODES == 8 else place // CODES * (4 * CODES) + PART * CODES + place % CODES
+        quad = place // 32 * 4 + place // 4 % 4
+        column = quad * 32 + (2 * PART + place // 16 % 2) * 4 + place % 4
     return step * 256 + column
 
 
 @triton.jit
 def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """fp32 [rows, 64], a quarter of a step in the order of its columns: one place of each element,
-    or two where an element has eight."""
+    """fp32 [rows, 64], a quarter of a step: one place of each element, or two where an element has
+    eight.
+
+    Each four quads are beside each other, as in an operand of a tensor core, where four threads
+    share a row: a thread that decodes whole quads has what it multiplies.
+    """
     ROWS: tl.constexpr = low.shape[0]
     if LAYOUT.codes_each == 4:
         weights = _weights(low, high, scale, beside, PART, LAYOUT)
@@ -345,7 +346,10 @@ def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, 
 def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, columns, first, last,
              LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens] times rows of the matrix,
-    rounded to their type; on tensor cores. As `row_sums` otherwise."""
+    rounded to their type; on tensor cores. As `row_sums` otherwise.
+
+    Weights are the first operand, which may come from registers, where they were decoded.
+    """
     dtype: tl.constexpr = x_rows.dtype.element_ty
     total = tl.zeros((row.shape[0], x_rows.shape[0]), tl.float32)
     for step in range(first, last):

@@ -78,13 +78,14 @@ def form(what: Case, target: int) -> Form:
     return _measured.get(what) or experts_form(what, target)
 
 
-# A warp has 16 rows of a tile in each of these: with fewer, several warps decode the same weights.
+# In each of these a warp has 16 rows of a tile or more: with fewer, several warps decode the same
+# weights.
 
 
 def experts_form(what: Case, target: int) -> Form:
     """The default of a GPU of capability `target`."""
     if what.tokens <= 32 or (what.gated and not _is_large(target)):
-        # Elsewhere codes and the sums of two products are more than registers hold.
+        # There the sums of two products of more tokens, and the codes, do not fit the registers.
         return _few(what.tokens)
     if what.gated or what.is_plain or not _is_large(target):
         return Form(64, 128, 8, 2)
@@ -97,7 +98,7 @@ def linear_form(tokens: int, target: int) -> Form:
         return _few(tokens)
     if tokens > 64 and _is_large(target):
         return Form(128, 128, 8, 2)
-    return Form(64, 128, 8, 2)
+    return Form(64, 64, 4, 2)
 
 
 def _few(tokens: int) -> Form:
@@ -105,8 +106,6 @@ def _few(tokens: int) -> Form:
 
 
 def _is_large(target: int) -> bool:
-    """Whether its tensor cores keep sums and operands out of registers, and it has the shared
-    memory for that."""
     return target in (90, 100)
 
 
