@@ -72,7 +72,7 @@ def test_each_product_is_measured_once(make_tuning, caplog, tmp_path, monkeypatc
     """Layers are alike; experts have 16 tokens each at most in a step of so few."""
     caplog.set_level(logging.INFO, "pagoda")
     tuning = make_tuning()
-    fast = Form(16, 64, 8, 4)
+    fast = Form(16, 128, 8, 4)
     monkeypatch.setattr(tuning, "_seconds", lambda work: distance(fast))
     assert finish(tuning) > 2
     found = dict(forms._measured)
