@@ -230,7 +230,7 @@ def _reason(form: Form, target: int, need: Needs) -> str:
         return SPILLS["room"]
     if form.kernel == "delta_net.rule":
         return SPILLS["state"] if need.spilled <= _FEW_BYTES else ""
-    if form.kernel == "experts.grouped" and need.spilled <= _FEW_BYTES:
+    if form.kernel in ("gemm.tiles", "experts.grouped") and need.spilled <= _FEW_BYTES:
         return SPILLS["codes"]
     if target < 80:
         return SPILLS["old"]

@@ -96,9 +96,10 @@ def linear_form(tokens: int, target: int) -> Form:
     """The form for a linear layer; not for single tokens."""
     if tokens <= 32:
         return _few(tokens)
-    if tokens > 64 and _is_large(target):
-        return Form(128, 128, 8, 2)
-    return Form(64, 64, 4, 2)
+    if _is_large(target):
+        return Form(64, 64, 4, 2) if tokens <= 64 else Form(128, 128, 8, 2)
+    # So few tokens have their columns split over programs; then tiles of 64 rows spill.
+    return Form(64, 128, 8, 2) if tokens <= 64 else Form(64, 64, 4, 2)
 
 
 def _few(tokens: int) -> Form:
