@@ -28,7 +28,7 @@ _FAIL = query("fail_on_no_slot", "string", "Anything: 503 when every slot is bus
 
 @router.get("/props", openapi_extra={**describe(None, Props), "parameters": [MODEL]})
 async def props(request: Request) -> Response:
-    """Of a model that is not loaded too, from its files: asking does not load it."""
+    """A model that is not loaded is described from its files: asking does not load it."""
     entry = context_of(request).asked(request.query_params.get("model"))
     if entry.served is not None:
         return json_reply(_props(entry, entry.served))
