@@ -53,7 +53,7 @@ def test_prefixes_survive_a_restart(serve, smollm2_gguf, tmp_path, kv_dtype):
     assert cached >= 16 * 10, report
     assert report["cached"] == {"pool": 0, "host": 0, "disk": cached}
     line = r"KV on disk: \S+ holds \S+ \S+ of at most 4 GiB, \d+ blocks of this model; \d+ of them"
-    assert re.search(line, second.log())
+    assert re.search(line, "\n".join(second.log))
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(60) == 0
     assert file.exists()
