@@ -52,7 +52,9 @@ def test_prefixes_survive_a_restart(serve, smollm2_gguf, tmp_path, kv_dtype):
     assert again == text
     assert cached >= 16 * 10, report
     assert report["cached"] == {"pool": 0, "host": 0, "disk": cached}
-    line = r"KV on disk: \S+ holds \S+ \S+ of at most 4 GiB, \d+ blocks of this model; \d+ of them"
+    line = (
+        r"KV on disk: \S+ holds \S+ \S+ of at most 4.00 GiB, \d+ blocks of this model; \d+ of them"
+    )
     assert re.search(line, "\n".join(second.log))
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(60) == 0
