@@ -98,7 +98,7 @@ def test_screens_are_the_same_for_a_seed_and_targets_are_where_they_say():
 )
 def test_a_model_that_hits_nothing_fails_with_advice(reply, advice, capsys):
     with ModelServer([reply] * 4) as server:
-        words = ["calibrate", "--trials", "4", "--base-url", f"{server.url}/v1", "--model", "m"]
+        words = ["calibrate", "--trials", "4", "--url", f"{server.url}/v1", "--model", "m"]
         assert main(["agent", *words, "--profile", "nanokvm"]) == 1
     assert advice in capsys.readouterr().out
 

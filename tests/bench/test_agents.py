@@ -28,6 +28,27 @@ def test_sessions_go_on_where_they_were(model: str, pool: float, host: float, mo
     assert len({len(line) for line in (header, rule, *lines)}) == 1
 
 
+def test_known_sessions_save_what_finished_subagents_would_push_out():
+    """Main agents that delegate all the time, and a pool that has room for them but not for what
+    their subagents leave behind."""
+    trace = TraceConfig(
+        sessions=6, subagents=2, delegations=12, turns=24, subagent_turns=4, system_tokens=600,
+        result_tokens=120, reply_tokens=32,
+    )  # fmt: skip
+    rows = bench_agents(AgentsConfig(models="full", pool=0.8), trace)
+    unknown, known = (next(rows).outcome for _ in range(2))
+    assert unknown.prompt == known.prompt
+    assert known.again < unknown.again / 2
+
+
+def test_it_says_how_far_it_is():
+    lines: list[str] = []
+    rows = bench_agents(AgentsConfig(models="full"), TRACE, lines.append)
+    next(rows)
+    assert lines[0] == "full layers, pool: 9 of 90 requests"
+    assert len(lines) == 10 and lines[-1] == "full layers, pool: 90 of 90 requests"
+
+
 def test_thoughts_leave_the_prompts_behind_a_message_of_the_user():
     agent = make_sessions(TRACE)[0]
     turns = list(agent.turns)

@@ -1,6 +1,7 @@
 """A model split over processes answers as it does in one, and ends with its cause."""
 
 import gc
+import logging
 import math
 import os
 import signal
@@ -111,6 +112,25 @@ def pair(hybrid) -> Iterator[EngineCore]:
     core = start(hybrid[1], 2, slabs=24)
     yield core
     core.shutdown()
+
+
+def test_prefixes_on_disk_are_of_all_ranks(hybrid, tmp_path, caplog):
+    """Another number of ranks has files of its own, and passes these over."""
+    caplog.set_level(logging.INFO, "pagoda")
+    prompt = [(7 * i) % 250 for i in range(130)]
+    texts, cached = [], []
+    for ranks in (2, 2, 1):
+        config = config_of(hybrid[1], ranks)
+        config = replace(config, cache=replace(config.cache, kv_disk=str(tmp_path)))
+        core = start_engine(config, lambda message: None)[0]
+        deltas = run(core, request("one", prompt, max_tokens=8))["one"]
+        texts.append(tokens(deltas))
+        cached.append(deltas[0].num_cached_tokens)
+        core.shutdown()
+    assert texts[0] == texts[1] == texts[2]
+    assert cached[0] == cached[2] == 0 and cached[1] >= 64
+    assert deltas[0].cached_tiers == (0, 0)
+    assert "0 blocks of this model; 0 of them are back" in caplog.text
 
 
 @pytest.fixture(scope="module")

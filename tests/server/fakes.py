@@ -15,6 +15,7 @@ from pagoda.core.messages import (
     EngineReady,
     EngineStats,
     RequestDelta,
+    Tiers,
     TokenLogprobs,
 )
 from pagoda.engine.processes.inbox import Inbox
@@ -135,6 +136,7 @@ class FakeClient:
     script: Callable[[AddRequest], bytes] = lambda request: REPLY.encode()
     delay: float = 0.0
     prefix_miss: str | None = None
+    cached_tiers: Tiers = Tiers()
     """Why no more than half of a prompt was cached."""
     die_after: int | None = None
     """Tokens after which the engine dies."""
@@ -207,6 +209,7 @@ class FakeClient:
     def deltas(self, request: AddRequest) -> list[RequestDelta]:
         deltas = deltas_of(request, self.script(request))
         deltas[0].prefix_miss = self.prefix_miss
+        deltas[0].cached_tiers = self.cached_tiers
         return deltas
 
     def submit(

@@ -12,6 +12,9 @@ CHAT = ("/v1/chat/completions", {"messages": USER, "max_tokens": 2})
 COMPLETION = ("/v1/completions", {"prompt": "hi", "max_tokens": 2})
 RESPONSE = ("/v1/responses", {"input": "hi", "max_output_tokens": 2})
 MESSAGE = ("/v1/messages", {"messages": USER, "max_tokens": 2})
+OLLAMA_CHAT = ("/api/chat", {"messages": USER, "stream": False})
+OLLAMA_TEXT = ("/api/generate", {"prompt": "hi", "stream": False})
+ROUTES = [CHAT, COMPLETION, RESPONSE, MESSAGE, OLLAMA_CHAT, OLLAMA_TEXT]
 
 
 def asked(
@@ -26,7 +29,7 @@ def asked(
     return Asker(request.session, request.agent)
 
 
-@pytest.mark.parametrize("route", [CHAT, COMPLETION, RESPONSE, MESSAGE], ids=lambda one: one[0])
+@pytest.mark.parametrize("route", ROUTES, ids=lambda one: one[0])
 def test_headers_reach_the_engine(shared: RunningServer, route):
     assert asked(shared, route, {}) == Asker()
     main = asked(shared, route, {}, x_claude_code_session_id="s1")

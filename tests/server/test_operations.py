@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagoda.config.engine import SchedulerConfig
 from pagoda.config.server import ServerConfig
-from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
+from pagoda.core.messages import AddRequest, EngineStats, RequestDelta, Tiers
 from pagoda.engine.processes.queue_limit import QueueLimit
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
@@ -330,6 +330,21 @@ def test_the_log_says_why_a_prefix_missed(start, caplog, miss: str | None, words
         server.chat()
     _, prefix = logged(caplog)
     assert words in prefix and "hi" not in prefix.partition(";")[2].split()
+
+
+def test_the_log_and_the_report_say_where_a_prefix_was(start, caplog) -> None:
+    server = start(
+        FakeClient(cached_tiers=Tiers(host=0, disk=2), prefix_miss=None),
+        ServerConfig(enable_log_requests=True),
+    )
+    with caplog.at_level("INFO", "pagoda.server.requestlog"):
+        usage = server.chat(return_prefix_report=True).json()["usage"]
+    _, prefix = logged(caplog)
+    assert "cached (2 from disk); that is all" in prefix
+    details = usage["prompt_tokens_details"]
+    report, cached = details["prefix_report"], details["cached_tokens"]
+    assert report["reason"] == "all" and report["at_token"] is None
+    assert report["cached"] == {"pool": cached - 2, "host": 0, "disk": 2}
 
 
 def test_replies_are_logged_whole_without_a_limit(start, caplog) -> None:

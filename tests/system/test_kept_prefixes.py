@@ -1,5 +1,6 @@
 """Prefixes of the default model: reported, and kept on disk across a restart."""
 
+import re
 import signal
 
 import pytest
@@ -50,6 +51,11 @@ def test_prefixes_survive_a_restart(serve, smollm2_gguf, tmp_path, kv_dtype):
     again, cached, report = ask(second, LONG)
     assert again == text
     assert cached >= 16 * 10, report
+    assert report["cached"] == {"pool": 0, "host": 0, "disk": cached}
+    line = (
+        r"KV on disk: \S+ holds \S+ \S+ of at most 4.00 GiB, \d+ blocks of this model; \d+ of them"
+    )
+    assert re.search(line, "\n".join(second.log))
     second.process.send_signal(signal.SIGTERM)
     assert second.process.wait(60) == 0
     assert file.exists()

@@ -105,11 +105,6 @@ def check_parallel(config: EngineConfig) -> None:
             f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is not supported yet; "
             "leave it at 1, or split layers with --tensor-parallel-size."
         )
-    if parallel.tensor_parallel_size != 1 and config.cache.kv_disk is not None:
-        raise ConfigError(
-            "--kv-disk keeps the cache of one device, and --tensor-parallel-size "
-            f"{parallel.tensor_parallel_size} spreads it over several; leave out one of them."
-        )
 
 
 def read_config_file(path: str, given: Collection[str] = ()) -> list[str]:

@@ -5,7 +5,8 @@ from enum import Enum, auto
 
 from pagoda.core.batch import RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
-from pagoda.core.kvcache.manager import KVCacheManager, PrefixHit
+from pagoda.core.kvcache.hit import PrefixHit
+from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits
 from pagoda.core.queue import Members
 from pagoda.core.request import Request

@@ -4,7 +4,7 @@ Tensor-free msgspec structs: the same objects travel in process or as msgpack ov
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -102,6 +102,15 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
     top_logprobs: list[float]
 
 
+class Tiers(NamedTuple):
+    """Tokens of a cached prefix. The pool has the others, from requests of this engine."""
+
+    host: int = 0
+    """In the host's memory."""
+    disk: int = 0
+    """In the pool since the start, which brought them back from disk."""
+
+
 class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """What one step added to one request."""
 
@@ -118,6 +127,8 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     prefix_miss: str | None = None
     """Why the block behind the cached ones was not found there (`new`, `evicted`, `no_state`; `off`
     where nothing was looked for); None where all were. Sent with the first delta."""
+    cached_tiers: Tiers = Tiers()
+    """Which of the cached tokens came from the host's memory or from disk. With the first delta."""
     queue_seconds: float | None = None
     """From arrival to admission; sent with the first delta."""
     embedding: bytes | None = None

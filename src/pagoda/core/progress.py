@@ -142,6 +142,7 @@ def _delta(
         req.delta_sent = True
         delta.num_cached_tokens = req.num_cached_tokens
         delta.prefix_miss = req.prefix_miss
+        delta.cached_tiers = req.cached_tiers
         delta.queue_seconds = req.queue_seconds
     if reason is not None:
         delta.finish_reason = reason

@@ -31,6 +31,14 @@ class RankCapture(msgspec.Struct, tag=True):
     """Rows of logits, in a step with prompts."""
 
 
+class RankBlocks(msgspec.Struct, tag=True):
+    """Each rank sends its part of these blocks of the KV cache to rank 0, or gets it."""
+
+    group: int
+    blocks: list[int]
+    writes: bool
+
+
 class RankCall(msgspec.Struct, tag=True):
     """What a rank's runner is to do now; the rank says when it is done."""
 

@@ -6,7 +6,7 @@ from enum import Enum, StrEnum, auto
 from pagoda.core.batch import NEVER, NO_ROW, RunningBatch
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.tables import BlockTables
-from pagoda.core.messages import AddRequest, MediaItem
+from pagoda.core.messages import AddRequest, MediaItem, Tiers
 from pagoda.core.plan import ENCODE_AHEAD
 
 
@@ -40,7 +40,7 @@ class Request:
     """
 
     __slots__ = (
-        "_batch", "block_hashes", "compute_limit", "delta_sent", "draft_token_ids",
+        "_batch", "block_hashes", "cached_tiers", "compute_limit", "delta_sent", "draft_token_ids",
         "drafts_in_flight", "encoded", "eos_ids", "generates", "holds", "key",
         "max_tokens_total", "message", "min_tokens_total", "num_accepted_tokens",
         "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_counted",
@@ -92,6 +92,7 @@ class Request:
         """Prompt tokens found in the prefix cache when it came, and then when it was admitted."""
         self.prefix_miss: str | None = "off"
         """Why no more of them were found there, as in `RequestDelta`."""
+        self.cached_tiers = Tiers()
         self.queue_seconds = 0.0
         """From the client's clock to the first admission."""
         self.num_prompt_counted = 0

@@ -440,6 +440,7 @@ class Scheduler:
             count_start(self._stats, req, hit.num_tokens)
             if req.reads_prefix_cache and req.block_hashes is not None:
                 req.prefix_miss = self.kv.why_missed(req.block_hashes.hashes, hit)
+                req.cached_tiers = self.kv.tiers(req.block_hashes.hashes, hit)
         self._running.push(req)
         req.status = RequestStatus.RUNNING
         req.num_computed_tokens = hit.num_tokens

@@ -1,5 +1,6 @@
 """An answer as text for a terminal, and as plain values for `--json`."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -168,7 +169,7 @@ def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
         return []
     out = [
         f"room: {plan.kv_tokens:,} tokens of {format_bytes(plan.kv_bytes_per_token)} each; "
-        f"{plan.concurrency:.2f} requests of {plan.max_model_len:,} tokens at once"
+        f"{_requests(plan.concurrency)} of {plan.max_model_len:,} tokens at once"
     ]
     if answer.users is not None:
         out.append(_users(answer))
@@ -178,14 +179,14 @@ def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
 def _users(answer: Answer) -> str:
     assert answer.users is not None
     users = answer.users
-    asked = f"{users.users.count} users x {users.users.tokens:,} tokens"
+    asked = f"{_counted(users.users.count, 'user')} x {users.users.tokens:,} tokens"
     verdict = "fit" if users.fits else "do not fit"
     line = f"users: {asked} {verdict}: {format_bytes(users.needed)} of KV cache"
     if not users.longest:  # not even their steps fit: how many do is said by the remedies
         return line
     return (
-        f"{line}; up to {users.most_users:,} users of that length, or {users.longest:,} tokens "
-        "for each"
+        f"{line}; up to {_counted(users.most_users, 'user')} of that length, or "
+        f"{users.longest:,} tokens for each"
     )
 
 
@@ -326,3 +327,14 @@ def _wrap(line: str, width: int) -> list[str]:
         line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
         drop_whitespace=True,
     )  # fmt: skip
+
+
+def _requests(count: float) -> str:
+    """What has room, so rounded down; a part of a request matters below ten only."""
+    tenths = math.floor(count * 10) / 10
+    text = f"{tenths:.1f}".removesuffix(".0") if count < 10 else f"{math.floor(count):,}"
+    return f"{text} {'request' if text == '1' else 'requests'}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

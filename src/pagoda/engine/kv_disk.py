@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
 from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout
 from pagoda.engine.kv_journal import MAGIC, Bytes, Entry, Journal
@@ -77,6 +78,15 @@ class KeptPrefixes:
         """Those of others."""
         self._step = 0
         cache.on_cached = self._note
+
+    def restored(self) -> str:
+        """As `restore`: a line for the log that says what came of it."""
+        count, found = self.restore(), self._journal.num_known
+        folder, used, most = self._journal.usage()
+        return (
+            f"KV on disk: {folder} holds {format_bytes(used)} of at most {format_bytes(most)}, "
+            f"{found:,} blocks of this model; {count:,} of them are back in the cache."
+        )
 
     def restore(self) -> int:
         """Put blocks into the prefix cache, those written last and what stands before them, as far
@@ -187,9 +197,13 @@ class KeptPrefixes:
         return adopted
 
 
-def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str) -> str:
-    """What the bytes of a model's blocks depend on beside its files; `kernels`: who computes."""
-    return repr((model.dtype, model.quantization, kv_dtype, layout, kernels))
+def block_contents(
+    model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str, num_ranks: int = 1
+) -> str:
+    """What the bytes of a model's blocks depend on beside its files; `kernels`: who computes. A
+    block of several ranks has the part of each in turn."""
+    contents = (model.dtype, model.quantization, kv_dtype, layout, kernels)
+    return repr(contents if num_ranks == 1 else (*contents, num_ranks))
 
 
 def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> KvDisk:

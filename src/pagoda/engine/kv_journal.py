@@ -102,6 +102,16 @@ class Journal:
                 entries.append(entry)
         return entries
 
+    @property
+    def num_known(self) -> int:
+        """Blocks of this model that are in a file, or on their way."""
+        return len(self._known)
+
+    def usage(self) -> tuple[Path, int, int]:
+        """The folder, bytes of all models' files in it, and how many there may be."""
+        used = sum(size for _, size in self._segments().values())
+        return self._stem.parent, used, self._max_bytes
+
     def has(self, group: int, block_hash: bytes) -> bool:
         return (group, block_hash) in self._known
 
@@ -208,11 +218,7 @@ class Journal:
 
     def _make_room(self, nbytes: int) -> None:
         """Remove segments, the oldest of any model first, until so many bytes more may come."""
-        sizes = {}
-        for path in self._stem.parent.glob("*.kv"):
-            with contextlib.suppress(OSError):
-                found = path.stat()
-                sizes[path] = (found.st_mtime_ns, found.st_size)
+        sizes = self._segments()
         total = sum(size for _, size in sizes.values())
         for path in sorted(sizes, key=lambda path: sizes[path]):
             if total + nbytes <= self._max_bytes:
@@ -223,6 +229,15 @@ class Journal:
                 with self._changed:  # `put` adds to it meanwhile
                     self._known = {key: at for key, at in self._known.items() if at != path}
                 log.debug("Removed %s: %s may be kept.", path, format_bytes(self._max_bytes))
+
+    def _segments(self) -> dict[Path, tuple[int, int]]:
+        """Files of all models, with the time of their last change and their bytes."""
+        found = {}
+        for path in self._stem.parent.glob("*.kv"):
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                found[path] = (about.st_mtime_ns, about.st_size)
+        return found
 
 
 def _private(path: str, flags: int) -> int:

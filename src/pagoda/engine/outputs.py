@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pagoda.core.messages import RequestDelta, TokenLogprobs
+from pagoda.core.messages import RequestDelta, Tiers, TokenLogprobs
 from pagoda.core.sampling import SamplingParams
 from pagoda.text.detokenizer import Detokenizer
 from pagoda.text.parsers.base import OutputParser
@@ -45,6 +45,7 @@ class OutputDelta(msgspec.Struct):
     num_cached_tokens: int | None = None
     prefix_miss: str | None = None
     """As in RequestDelta; with the first delta."""
+    cached_tiers: Tiers = Tiers()
     error: str | None = None
     bad_request: bool = False
 
@@ -91,6 +92,7 @@ class OutputProcessor:
             stop_reason=delta.stop_reason,
             num_cached_tokens=delta.num_cached_tokens,
             prefix_miss=delta.prefix_miss,
+            cached_tiers=delta.cached_tiers,
             error=delta.error,
             bad_request=delta.bad_request,
         )

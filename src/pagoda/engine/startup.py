@@ -22,7 +22,7 @@ from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
 from pagoda.engine.processes.transport import MemoryRoom
-from pagoda.engine.ranks.executor import Ranks, RanksExecutor, start_ranks
+from pagoda.engine.ranks.executor import Ranks, RanksBlocks, RanksExecutor, start_ranks
 from pagoda.engine.ranks.link import RankSetup
 from pagoda.engine.start.draft_model import (
     FoundDraft,
@@ -270,13 +270,12 @@ def _kept_prefixes(
         native = cpu.native() if resolution.packed else None
         kernels = "torch" if native is None else native.isa
         layout = resolution.attention.layout
-        contents = block_contents(model, config.kv_cache_dtype, layout, kernels)
+        ranks, num_ranks = start.ranks, resolution.config.parallel.tensor_parallel_size
+        contents = block_contents(model, config.kv_cache_dtype, layout, kernels, num_ranks)
         drafts = () if start.draft is None else (start.draft.files,)
         disk = kv_disk(config.kv_disk, config.kv_disk_size, contents, start.files, *drafts)
-        prefixes = disk.open(cache, runner)
-        count = prefixes.restore()
-    if count:
-        log.info("%s cached tokens came back from disk.", f"{count * cache.block_size:,}")
+        prefixes = disk.open(cache, runner if ranks is None else RanksBlocks(runner, ranks))
+        log.info("%s", prefixes.restored())
     return prefixes
 
 

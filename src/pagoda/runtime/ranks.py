@@ -7,7 +7,7 @@ next plan. Where a device runs ahead it sends them from device to device behind 
 takes them from there into its next step, and into its rows once they have come.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,9 +17,11 @@ import torch
 
 from pagoda.base.log import get_logger
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.core.ranks import RankBlocks, RankCapture, RankStep
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.captured import StepSize
+from pagoda.runtime.cache_memory import Bytes
+from pagoda.runtime.device import to_tensor
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
 from pagoda.runtime.sampling.sampler import FirstMax, Sampled
@@ -82,7 +84,9 @@ def _in_step() -> Iterator[None]:
 @dataclass(eq=False)
 class _RankRunner(ModelRunner):
     group: RankGroup = field(kw_only=True)
-    tell: Callable[[RankStep | RankCapture], None] = field(kw_only=True, default=lambda order: None)
+    tell: Callable[[RankStep | RankCapture | RankBlocks], None] = field(
+        kw_only=True, default=lambda order: None
+    )
     """Sends something to all other ranks; to none from one that follows."""
 
     def _record(self) -> StepProgram | CapturedSteps | None:
@@ -96,6 +100,21 @@ class _RankRunner(ModelRunner):
     ) -> CapturedSteps:
         together = partial(kind, group=self.group, tell=self.tell)
         return super()._captured_steps(make_graphs, together)
+
+    def _all_parts(self, part: Bytes) -> Bytes:
+        """uint8 [blocks, bytes of a block on all ranks], of uint8 [blocks, bytes on this one]. All
+        ranks call it."""
+        sent = to_tensor(part, self.device.torch_device)
+        gathered = self.group.gather(sent, part.shape[1] * self.group.parallel.size)
+        whole: Bytes = gathered.cpu().numpy()
+        return whole
+
+    def _write_part(self, group: int, blocks: Sequence[int], whole: torch.Tensor) -> None:
+        """This rank's part of rank 0's uint8 [blocks, bytes of a block on all ranks]. All ranks
+        call it."""
+        self.group.broadcast(whole)
+        rank, size = self.group.parallel.rank, self.group.parallel.size
+        self.cache.write(group, blocks, whole.chunk(size, dim=1)[rank].cpu().numpy())
 
 
 @dataclass(eq=False)
@@ -146,6 +165,20 @@ class LeadingRunner(_RankRunner):
             self.group.broadcast(best.ids)
         return best, broken
 
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
+        """uint8 [blocks, bytes of one of the group's blocks on all ranks]."""
+        part = self.cache.read(group, blocks)
+        if not len(blocks):
+            return np.zeros((0, part.shape[1] * self.group.parallel.size), np.uint8)
+        self.tell(RankBlocks(group, list(blocks), writes=False))
+        return self._all_parts(part)
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
+        """Put back what `read_blocks` gave, on all ranks."""
+        self.tell(RankBlocks(group, list(blocks), writes=True))
+        # Copied: a mapped file's pages are read-only, which torch does not know.
+        self._write_part(group, blocks, to_tensor(np.array(data), self.device.torch_device))
+
 
 @dataclass(eq=False)
 class FollowingRunner(_RankRunner):
@@ -178,6 +211,16 @@ class FollowingRunner(_RankRunner):
         """Capture what rank 0 captures; any error is as one of `follow`."""
         assert isinstance(self.program, CapturedSteps)
         self.program.capture(size)
+
+    def exchange(self, order: RankBlocks) -> None:
+        """Send rank 0 this rank's part of some blocks, or take it from there."""
+        part = self.cache.read(order.group, order.blocks)
+        if not order.writes:
+            self._all_parts(part)
+            return
+        shape = (len(order.blocks), part.shape[1] * self.group.parallel.size)
+        whole = torch.empty(shape, dtype=torch.uint8, device=self.device.torch_device)
+        self._write_part(order.group, order.blocks, whole)
 
     def _capture_needed(self) -> None:
         """Rank 0 says when."""

@@ -58,13 +58,16 @@ class _PrefixLog:
         if cached is None or miss == "off" or index % self._generation.sampling.n:
             return
         why = "that is all" if miss is None else _MISSES[miss]
+        host, disk = output.cached_tiers
+        origins = [f"{host} in host memory"] * bool(host) + [f"{disk} from disk"] * bool(disk)
+        where = f" ({', '.join(origins)})" if origins else ""
         text = ""
         if self._most and miss is not None:
             text = f": {self._generation.prompt_text(index, self._most, cached)!r}"
         num_tokens = len(self._generation.prompt_ids(index))
         _log.info(
-            "Prefix of %s: %d of %d prompt tokens were cached; %s%s",
-            self._id, cached, num_tokens, why, text,
+            "Prefix of %s: %d of %d prompt tokens were cached%s; %s%s",
+            self._id, cached, num_tokens, where, why, text,
         )  # fmt: skip
 
 

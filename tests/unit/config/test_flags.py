@@ -226,8 +226,6 @@ def test_ranges_and_choices_hold_without_a_command_line():
 @pytest.mark.parametrize("flag", ["-tp", "--tp", "--tensor-parallel-size"])
 def test_several_devices(flag):
     assert engine(f"{flag} 2").parallel == ParallelConfig(tensor_parallel_size=2)
-    with pytest.raises(ConfigError, match="--kv-disk keeps the cache of one device"):
-        engine(f"{flag} 2 --kv-disk cache")
 
 
 @pytest.mark.parametrize("flag", ["-pp", "--pipeline-parallel-size"])

@@ -27,7 +27,17 @@ def test_evicted_prefixes_come_back():
         for name in PROMPTS:
             assert ask(scheduler, runner, name).num_cached_tokens == 0
         for name in PROMPTS:
-            assert ask(scheduler, runner, name, 1).num_cached_tokens == 20
+            found = ask(scheduler, runner, name, 1)
+            assert found.num_cached_tokens == 20
+            assert 0 < found.cached_tiers.host <= 20 and not found.cached_tiers.disk
+
+
+def test_what_came_back_is_in_the_pool():
+    scheduler, runner = make_scheduler(num_blocks=16, num_host_blocks=200)
+    for name in PROMPTS:
+        ask(scheduler, runner, name)
+    assert ask(scheduler, runner, "a", 1).cached_tiers.host == 20
+    assert ask(scheduler, runner, "a", 2).cached_tiers == (0, 0)
 
 
 def test_what_was_used_least_lately_goes_first():

@@ -63,7 +63,11 @@ async def _demo(port: int) -> int:
         suggestion = Suggestion(TASK, _NOTICE)
         service = Service(operator, gate, folder / "agent.json", stop, suggestion=suggestion)
         server = Server(service)
-        print(f"{_NOTICE}\nOpen {gate.address} (it works once) and press Submit.", flush=True)
+        print(
+            f"{_NOTICE}\nOpen {gate.address} (it works once), press I understand, then Submit. "
+            "Ctrl-C ends the demonstration.",
+            flush=True,
+        )
         _open_browser(gate.address)
         await server.serve([listener])
     return 0

@@ -41,6 +41,9 @@ _SETTINGS = {
     "ca_file": ("FILE", str, "certificates to trust"),
 }
 
+_ALIASES = {"base_url": ("--url",)}
+"""As the flag is called elsewhere."""
+
 
 def add_driver(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -71,7 +74,8 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def add_setting(parser: "argparse._ActionsContainer", name: str) -> None:
     """The flag of one field of the settings."""
     metavar, kind, text = _SETTINGS[name]
-    parser.add_argument(_flag(name), dest=name, type=kind, metavar=metavar, help=text)
+    names = [_flag(name), *_ALIASES.get(name, ())]
+    parser.add_argument(*names, dest=name, type=kind, metavar=metavar, help=text)
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:

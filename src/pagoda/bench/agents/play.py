@@ -42,6 +42,8 @@ class Player:
     """Requests at once."""
     with_keys: bool = True
     """Requests say which session and agent they are of."""
+    heard: Callable[[int, int], object] = lambda done, total: None
+    """Told after each request how many are done, of how many."""
     outcome: Outcome = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
@@ -55,12 +57,11 @@ class Player:
         self._waits: dict[str, tuple[Agent, int]] = {}
         """By session, the main agent that waits for so many subagents."""
         self._running: dict[str, tuple[Agent, Turn]] = {}
-        self._num_started = 0
+        self._num_started = self._num_done = 0
 
     def play(self) -> Outcome:
         """From the first request to the last one; the engine is started again in the middle."""
-        each = self.trace.turns + self.trace.subagents * self.trace.subagent_turns
-        middle = self.trace.sessions * each // 2
+        middle = self._num_requests // 2
         restarted = False
         while self._idle or self._running:
             may_start = restarted or self._num_started < middle
@@ -73,6 +74,12 @@ class Player:
             elif self._running:
                 self._step()
         return self.outcome
+
+    @property
+    def _num_requests(self) -> int:
+        trace = self.trace
+        delegated = trace.delegations * trace.subagents * trace.subagent_turns
+        return trace.sessions * (trace.turns + delegated)
 
     def _start(self, agent: Agent) -> None:
         turn = next(agent.turns, None)
@@ -140,6 +147,8 @@ class Player:
 
     def _finish(self, agent: Agent, turn: Turn) -> None:
         self._known.update(self._hashes([*turn.prompt, *turn.reply[:-1]]))
+        self._num_done += 1
+        self.heard(self._num_done, self._num_requests)
         if agent.name is not None:
             self._idle.append(agent)
             return

@@ -3,8 +3,9 @@ and without."""
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,8 +54,11 @@ class Row(NamedTuple):
     outcome: Outcome
 
 
-def bench_agents(config: AgentsConfig, trace: TraceConfig) -> Iterator[Row]:
-    """A row for each model and cache, once it is played."""
+def bench_agents(
+    config: AgentsConfig, trace: TraceConfig, say: Callable[[str], object] = lambda line: None
+) -> Iterator[Row]:
+    """A row for each model and cache, once it is played. `say` hears how far that is, after each
+    tenth of a row's requests."""
     for model in config.models.split(","):
         groups = MODELS[model]
         pool, host = (_slabs(groups, trace, size) for size in (config.pool, config.host))
@@ -66,10 +70,17 @@ def bench_agents(config: AgentsConfig, trace: TraceConfig) -> Iterator[Row]:
         ):
             with tempfile.TemporaryDirectory() as folder:
                 engine = _Engine(groups, pool, num_host, Path(folder) if on_disk else None)
+                named = f"{model} layers, {cache}"
                 player = Player(
-                    trace, engine.start, engine.stop, engine.see, with_keys=has_keys
+                    trace, engine.start, engine.stop, engine.see, with_keys=has_keys,
+                    heard=partial(_tell, say, named),
                 )  # fmt: skip
                 yield Row(model, cache, player.play())
+
+
+def _tell(say: Callable[[str], object], named: str, done: int, total: int) -> None:
+    if done * 10 // total > (done - 1) * 10 // total:
+        say(f"{named}: {done:,} of {total:,} requests")
 
 
 def agents_table(rows: Sequence[Row]) -> str:

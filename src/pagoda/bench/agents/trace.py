@@ -17,6 +17,7 @@ class TraceConfig(Options):
 
     sessions: int = option(20, "Sessions, each of an agent that calls tools.", bounds=(1, 1000))
     subagents: int = option(3, "Subagents of each session.", bounds=(0, 100))
+    delegations: int = option(1, "How often a session starts new ones.", bounds=(1, 1000))
     turns: int = option(24, "Requests of each session.", bounds=(1, 1000))
     subagent_turns: int = option(6, "Requests of each subagent.", bounds=(1, 1000))
     system_tokens: int = option(
@@ -63,12 +64,17 @@ def _session(
 ) -> Agent:
     rng = random.Random(seed)
     agent = Agent(name, None, _turns(config, rng.random(), system, config.turns))
-    for number, kind in enumerate(kinds):
-        subagent = Agent(
-            name, f"agent-{number}", _turns(config, rng.random(), kind, config.subagent_turns)
+    for delegation in range(1, config.delegations + 1):
+        # One starts two thirds through: the session has come back before, and will again.
+        turn = max(1, round(config.turns * 2 * delegation / (2 * config.delegations + 1)))
+        agent.subagents.setdefault(turn, []).extend(
+            Agent(
+                name,
+                f"agent-{delegation}-{number}",
+                _turns(config, rng.random(), kind, config.subagent_turns),
+            )
+            for number, kind in enumerate(kinds)
         )
-        # They start two thirds through: the session has come back before, and will again.
-        agent.subagents.setdefault(max(1, 2 * config.turns // 3), []).append(subagent)
     return agent
 
 

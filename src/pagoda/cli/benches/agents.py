@@ -1,6 +1,7 @@
 """`pagoda bench agents`."""
 
 import argparse
+import sys
 
 from pagoda.base.errors import ConfigError
 from pagoda.bench.agents.run import MODELS, AgentsConfig, agents_table, bench_agents
@@ -22,5 +23,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--models knows no {', '.join(sorted(unknown))}; there are: {', '.join(MODELS)}."
         )
-    print(agents_table(list(bench_agents(config, from_namespace(TraceConfig, args)))))
+    rows = bench_agents(config, from_namespace(TraceConfig, args), _say)
+    print(agents_table(list(rows)))
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -2,12 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from pagoda.base.errors import CapacityError
 from pagoda.core.kvcache.block_pool import NULL_BLOCK
 from pagoda.core.kvcache.checkpoints import MOST_SHARE, REPLY_INTERVAL, wanted_positions
+from pagoda.core.kvcache.hit import Miss, PrefixHit
 from pagoda.core.kvcache.host_tier import HostBlock, HostTier
 from pagoda.core.kvcache.integrity import check_blocks
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required
@@ -15,29 +15,13 @@ from pagoda.core.kvcache.pools import BlockPools
 from pagoda.core.kvcache.prefix_cache import PrefixCache
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.kvcache.tables import BlockTables, KeptState
-
-Miss = Literal["new", "evicted", "no_state"]
-"""No request computed a block with this content behind this prefix, or it made room for others."""
+from pagoda.core.messages import Tiers
 
 
 class CachedBlock(NamedTuple):
     group: int
     hash: bytes
     block: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixHit:
-    """A cached prefix; its blocks are nobody's until `attach`."""
-
-    num_tokens: int
-    tables: list[list[int]]
-    """Blocks per group; null where nothing of it will be read, and where it is in the host's
-    memory."""
-    num_attended: int
-    """Tokens that attention alone could have taken."""
-    in_host: list[HostBlock]
-    """What is to be fetched from there."""
 
 
 class KVCacheManager:
@@ -151,6 +135,13 @@ class KVCacheManager:
             return None
         evicted = any(one.was_evicted(hashes[index]) for one in (self._cache, self.host))
         return "evicted" if evicted else "new"
+
+    def tiers(self, hashes: Sequence[bytes], hit: PrefixHit) -> Tiers:
+        """Where a hit's tokens are that are not in the pool, or were not computed in it."""
+        places = {one.place for one in hit.in_host}
+        others = set(range(hit.num_tokens // self.block_size)) - places
+        from_disk = sum(hashes[place] in self._cache.from_disk for place in others)
+        return Tiers(len(places) * self.block_size, from_disk * self.block_size)
 
     def bytes_shared(self, hit: PrefixHit) -> int:
         """Bytes of the hit's blocks that somebody holds already, so that they cost nothing."""
@@ -470,6 +461,7 @@ class KVCacheManager:
         if found is None:
             return None
         self._cache.insert(group, block_hash, found[0])
+        self._cache.from_disk.add(block_hash)
         self._pools.release(group, found)
         return found[0]
 

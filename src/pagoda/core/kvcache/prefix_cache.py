@@ -32,6 +32,8 @@ class PrefixCache:
         self._block_of: list[dict[bytes, int]] = [{} for _ in groups]
         self.hash_of: list[dict[int, bytes]] = [{} for _ in groups]
         """Hashes of each group's cached blocks."""
+        self.from_disk: set[bytes] = set()
+        """Hashes of blocks that came from disk, and were not computed since."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         self.on_evict: Callable[[int, bytes, int], object] = lambda group, block_hash, block: None
         """Told of each block that is evicted, while it still holds its content."""
@@ -42,6 +44,7 @@ class PrefixCache:
         """Remember a block; where another block already has this content, that one stays."""
         if self._block_of[group].setdefault(block_hash, block) == block:
             self.hash_of[group][block] = block_hash
+            self.from_disk.discard(block_hash)
 
     def has(self, group: int, block_hash: bytes) -> bool:
         return block_hash in self._block_of[group]

@@ -67,6 +67,7 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
             newer.num_cached_tokens if older.num_cached_tokens is None else older.num_cached_tokens
         ),
         prefix_miss=newer.prefix_miss if older.num_cached_tokens is None else older.prefix_miss,
+        cached_tiers=newer.cached_tiers if older.num_cached_tokens is None else older.cached_tiers,
         queue_seconds=newer.queue_seconds if older.queue_seconds is None else older.queue_seconds,
         embedding=newer.embedding,
         finish_reason=newer.finish_reason,

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,6 +26,8 @@ from pagoda.core.plan import StepPlan
 from pagoda.core.ranks import RankCall
 from pagoda.engine.core import describe
 from pagoda.engine.executor import LocalExecutor, Runner, StartedStep
+from pagoda.engine.kv_disk import BlockStore
+from pagoda.engine.kv_journal import Bytes
 from pagoda.engine.processes.child import exit_cause, private_folder
 from pagoda.engine.ranks.link import (
     LeaderEnd,
@@ -252,6 +254,22 @@ class Ranks:
         for rank, died in self._died.items():
             return EngineDeadError(f"Rank {rank}: {died.cause}")
         return EngineDeadError(f"The ranks lost each other: {error}")
+
+
+class RanksBlocks:
+    """Blocks of the KV cache, a part of each on every rank. A fault in a copy ends all ranks: they
+    no longer are at the same place."""
+
+    def __init__(self, store: BlockStore, ranks: Ranks):
+        self._store, self._ranks = store, ranks
+
+    def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
+        """uint8 [blocks, bytes of one of the group's blocks on all ranks]."""
+        return self._ranks.together(lambda: self._store.read_blocks(group, blocks))
+
+    def write_blocks(self, group: int, blocks: Sequence[int], data: Bytes) -> None:
+        """Put back what `read_blocks` gave."""
+        self._ranks.together(lambda: self._store.write_blocks(group, blocks, data))
 
 
 class RanksExecutor(LocalExecutor):

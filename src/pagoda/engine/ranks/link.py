@@ -10,7 +10,7 @@ import zmq
 from pagoda.base.facts import DeviceName
 from pagoda.config.engine import EngineConfig
 from pagoda.core.plan import pack_column, unpack_column
-from pagoda.core.ranks import RankCall, RankCapture, RankStep
+from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep
 from pagoda.engine.processes.transport import receiver, sender
 from pagoda.planner.attention import AttentionChoice
 from pagoda.planner.resolved import ResolvedConfig
@@ -85,7 +85,7 @@ class RankDied(msgspec.Struct, tag=True):
     """It ended because another rank did not answer."""
 
 
-ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankCall
+ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankBlocks | RankCall
 FromRank = RankUp | RankReady | RankDone | RankDied
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=pack_column)

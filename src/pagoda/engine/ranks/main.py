@@ -16,7 +16,7 @@ from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
 from pagoda.core.kvcache.spec import kv_groups
-from pagoda.core.ranks import RankCall, RankCapture, RankStep
+from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep
 from pagoda.engine.core import describe
 from pagoda.engine.processes.main import leave
 from pagoda.engine.processes.watchdog import Watchdog
@@ -112,6 +112,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
                 runner.follow(order)
             case RankCapture(requests, tokens, samples):
                 runner.capture(step_size(requests, tokens, samples))
+            case RankBlocks():
+                runner.exchange(order)
             case RankCall():
                 end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)

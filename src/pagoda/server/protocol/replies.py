@@ -11,6 +11,17 @@ from msgspec import UNSET, UnsetType
 from pagoda.server.protocol.codex import CodexModel
 
 
+class CachedTokens(msgspec.Struct):
+    """Where the cached tokens of a prompt were."""
+
+    pool: int
+    """In the KV pool, from requests since the engine's start."""
+    host: int
+    """In the host's memory (`--kv-offloading-size`)."""
+    disk: int
+    """Brought back from disk at the start (`--kv-disk`), in the pool since."""
+
+
 class PrefixReport(msgspec.Struct, kw_only=True):
     """Where a prompt parted from what was cached."""
 
@@ -21,6 +32,7 @@ class PrefixReport(msgspec.Struct, kw_only=True):
     """The first token that had to be computed."""
     text: str | None = None
     """The prompt's own text of the block that begins there."""
+    cached: CachedTokens | None = None
 
 
 class PromptTokensDetails(msgspec.Struct, omit_defaults=True):

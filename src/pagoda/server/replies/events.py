@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pagoda.core.messages import TokenLogprobs
+from pagoda.core.messages import Tiers, TokenLogprobs
 from pagoda.engine.outputs import OutputDelta
 from pagoda.server.protocol.replies import PromptTokensDetails, Usage
 from pagoda.server.replies.generation import Generation
@@ -73,6 +73,7 @@ class ReplyReader:
     num_tokens: int = 0
     num_cached_tokens: int | None = None
     prefix_miss: str | None = "off"
+    cached_tiers: Tiers = Tiers()
     _started: bool = False
     _prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
@@ -80,6 +81,7 @@ class ReplyReader:
         if output.num_cached_tokens is not None and self.num_cached_tokens is None:
             self.num_cached_tokens = output.num_cached_tokens
             self.prefix_miss = output.prefix_miss
+            self.cached_tiers = output.cached_tiers
         self.num_tokens += len(output.token_ids)
         deltas = self._deltas(output)
         event = ReplyEvent(self.index, False, deltas, output.token_ids, output.logprobs or [])

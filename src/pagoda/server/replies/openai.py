@@ -9,6 +9,7 @@ from pagoda.engine.served.model import ServedModel
 from pagoda.server.context import ReplyHead
 from pagoda.server.protocol.common import GenerationBody, StreamOptions
 from pagoda.server.protocol.replies import (
+    CachedTokens,
     ChatCompletionChunk,
     CompletionChunk,
     CompletionTokensDetails,
@@ -133,12 +134,17 @@ def final_usage(stream: ReplyStream, *, reports_prefix: bool) -> Usage:
 def _prefix_report(stream: ReplyStream) -> PrefixReport:
     """How much of the first choice's prompt was cached."""
     first, served = stream.readers[0], stream.generation.served
-    if first.prefix_miss is None or first.prefix_miss == "off":
-        return PrefixReport(reason=first.prefix_miss or "all")
-    at, ready = first.num_cached_tokens or 0, served.client.ready
-    size = ready.block_size if ready is not None else 0
-    block = stream.generation.prompt_ids(0)[at : at + size]
-    return PrefixReport(reason=first.prefix_miss, at_token=at, text=served.tokenizer.decode(block))
+    if first.prefix_miss == "off":
+        return PrefixReport(reason="off")
+    at, (host, disk) = first.num_cached_tokens or 0, first.cached_tiers
+    report = PrefixReport(reason="all", cached=CachedTokens(at - host - disk, host, disk))
+    if first.prefix_miss is not None:
+        ready = served.client.ready
+        size = ready.block_size if ready is not None else 0
+        block = stream.generation.prompt_ids(0)[at : at + size]
+        report.reason, report.at_token = first.prefix_miss, at
+        report.text = served.tokenizer.decode(block)
+    return report
 
 
 def fingerprint(served: ServedModel) -> str:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from pagoda.core.vectors import check_dimensions, embedding
 from pagoda.engine.served.model import ServedModel
+from pagoda.server.bodies.asker import asker_of
 from pagoda.server.bodies.body import parse_fields, read_body, report_unknown
 from pagoda.server.bodies.pooling_texts import body_texts
 from pagoda.server.bodies.structure import report_unenforced
@@ -81,6 +82,7 @@ async def chat(request: Request) -> Response:
     asked = await _asked(request, body)
     with errors_about(NAMES):
         chat = chat_request(body, asked.options, asked.served, asked.route)
+        chat.comes_from(asker_of(request.headers))
         job = await unless_refused(
             chat,
             lambda: chat_job(
@@ -114,6 +116,7 @@ async def generate(request: Request) -> Response:
     asked = await _asked(request, body)
     with errors_about(NAMES):
         chat = generate_request(body, asked.options, asked.served, asked.route)
+        chat.comes_from(asker_of(request.headers))
         stream, constraint = await generate_stream(
             body, chat, asked.served, asked.reply_head(), asked.context.metrics
         )
