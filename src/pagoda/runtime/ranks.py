@@ -102,11 +102,9 @@ class _RankRunner(ModelRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.head = SplitHead(self.model, self.group.parallel, self.spec.vocab_size)
         self._whole: Ints = np.zeros(0, np.int64)
         """Rows of the step's logits that are gathered."""
-
-    def _output_head(self) -> SplitHead:
-        return SplitHead(self.model, self.group.parallel, self.spec.vocab_size)
 
     def _whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """From this rank's logits [rows, part] to [whole rows, vocab] of all ranks."""

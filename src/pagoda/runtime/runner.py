@@ -94,7 +94,7 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | CapturedSteps | None = None
-        self.head = self._output_head()
+        self.head = OutputHead(self.model)
         self._captured: list[CapturedSteps] = []
         """All that is captured as graphs: steps, and the passes of a draft head."""
         self._step: PreparedStep | None = None
@@ -323,9 +323,6 @@ class ModelRunner:
             self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
         )
 
-    def _output_head(self) -> OutputHead:
-        return OutputHead(self.model)
-
     def _captured_steps(
         self,
         make_graphs: Callable[[], GraphMaker],
@@ -480,8 +477,7 @@ class ModelRunner:
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
         if step.needs == 0 and computed.greedy is not None:
             return most_likely(computed.greedy)
-        places = step.places
-        rows = step.plan.rows[places.owners]
+        places, rows = step.places, step.plan.rows[step.places.owners]
         return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
     def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
