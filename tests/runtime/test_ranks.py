@@ -13,11 +13,12 @@ import torch
 
 from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.layers.context import Parallel
 from pagoda.planner.captured import CapturedSize, captured_sizes
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
 from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from pagoda.runtime.steps import captured
-from tests.runtime.conftest import POISON, CacheModel
+from tests.runtime.conftest import POISON, VOCAB, CacheModel
 from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
 from tests.runtime.test_captured import FakeGpu, decode, plain
 from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
@@ -29,13 +30,28 @@ class LateGpu(LateDevice, FakeGpu):
     """Runs ahead, and makes graphs."""
 
 
+class ShardModel(CacheModel):
+    """Gives the logits of one rank's part of the vocabulary."""
+
+    def __init__(self, parallel: Parallel):
+        super().__init__()
+        self._part = parallel.share_rows(VOCAB)
+        self.unsteady = False
+        self._calls = 0
+
+    def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        self._calls += self.unsteady
+        return self.compute_logits(hidden_states)[:, self._part] * (1 + self._calls)
+
+
 class Pair:
-    """Rank 0's runner, and a thread in which rank 1's follows it. Both compute everything."""
+    """Rank 0's runner, and a thread in which rank 1's follows it. Both compute
+    everything but the other's logits."""
 
     def __init__(self, make_runner: Any, path: Path, **changes: Any):
         self.gpus = [LateGpu(), LateGpu()]
         self.groups = [RankGroup(rank, 2) for rank in range(2)]
-        self.models = [CacheModel(), CacheModel()]
+        self.models = [ShardModel(group.parallel) for group in self.groups]
         self._orders: queue.Queue[bytes] = queue.Queue()
         self.lost: list[Exception] = []
         self.follower: FollowingRunner = make_runner(
@@ -190,7 +206,7 @@ def test_what_one_rank_cannot_capture_none_does(rank, error, capturing, make_req
 def test_a_replay_that_differs_on_one_rank_is_used_by_none(rank, capturing, make_request):
     driver = AheadDriver(capturing.leader)
     decode(driver, make_request, 1)
-    capturing.gpus[rank].broken = True
+    capturing.models[rank].unsteady = True  # a replay gives other logits, and exchanges them
     decode(driver, make_request, 2)
     capturing.end()
     assert sizes(capturing) == [[], []] and not capturing.leader.work_ahead()
@@ -211,6 +227,32 @@ def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturi
     assert isinstance(found[rank], OutOfStepError) and "no room" in str(found[rank])
     assert isinstance(found[1 - rank], PeerLostError)
     capturing.lost.clear()
+
+
+def test_logits_are_gathered_for_rows_that_need_them(pair, make_driver, make_request):
+    """Greedy rows take a value and an id of each rank."""
+    sent, gather = [], pair.groups[0].gather
+
+    def counted(part: torch.Tensor, columns: int) -> torch.Tensor:
+        sent.append(part.nbytes)
+        return gather(part, columns)
+
+    pair.groups[0].parallel.gather = counted
+    names = ["a", "b", "c", "drawn"]
+    driver, plain = AheadDriver(pair.leader), make_driver()
+    for each in (driver, plain):
+        each.add(*(make_request(name, 9, temperature=0.0) for name in names[:3]))
+        for _ in range(6):
+            each.step(dict.fromkeys(names[:3], 64))
+        if each is driver:
+            assert set(sent) == {3 * 8}, "of three rows"
+        each.add(make_request("drawn", 9, temperature=0.9, seed=3))
+        for _ in range(6):
+            each.step(dict.fromkeys(names, 64))
+    driver.settle()
+    pair.end()
+    assert driver.tokens == plain.tokens
+    assert set(sent) == {3 * 8, 4 * 8, VOCAB // 2 * 4}, "and the logits of one row"
 
 
 def test_a_fault_of_one_request_parts_nobody(pair, make_driver, make_request):

@@ -18,6 +18,8 @@ class RankStep(msgspec.Struct, tag=True):
     """The tokens of the step before, one for each row of its logits."""
     faulty: list[int] = msgspec.field(default_factory=list)
     """Those of these rows whose token does not count."""
+    whole: list[int] = msgspec.field(default_factory=list)
+    """Rows of this step's logits that are gathered; of the others the largest is enough."""
     pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)
     """Content hash and shape of the embeddings that rank 0 sends next, in order."""
 

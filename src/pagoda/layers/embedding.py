@@ -47,9 +47,13 @@ class VocabTable(WeightedLayer):
         return self._context.parallel.summed(rows.masked_fill(~mine[:, None], 0))
 
     def logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden_size] -> fp32 [rows, vocab_size] (this rank's part without a gather)."""
-        part = self.format.apply(hidden_states, out_dtype=torch.float32)
+        """[rows, hidden_size] -> fp32 [rows, vocab_size], gathered from all ranks."""
+        part = self.partial_logits(hidden_states)
         return self._context.parallel.gathered(part, self.vocab_size)
+
+    def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden_size] -> fp32 [rows, this rank's part of the vocabulary]."""
+        return self.format.apply(hidden_states, out_dtype=torch.float32)
 
     @property
     def nbytes(self) -> int:

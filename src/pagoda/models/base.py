@@ -85,6 +85,10 @@ class Model(nn.Module):
         -> fp32 [rows, vocab_size]."""
         raise NotImplementedError
 
+    def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """As `compute_logits`, [rows, this rank's part of the vocabulary]."""
+        raise NotImplementedError
+
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """What a model with labels computes: pooled hidden states [texts, hidden_size] -> logits
         [texts, labels]."""
@@ -158,7 +162,11 @@ class CausalLM(Model):
         return _scaled(self.embed(token_ids), self.spec.embedding_scale)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        logits = self.head.logits(_scaled(hidden_states, self.spec.logit_scale))
+        logits = self.partial_logits(hidden_states)
+        return self.context.parallel.gathered(logits, self.spec.vocab_size)
+
+    def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        logits = self.head.partial_logits(_scaled(hidden_states, self.spec.logit_scale))
         cap = self.spec.logit_cap
         return logits if cap is None else ops.soft_cap(logits, cap)
 

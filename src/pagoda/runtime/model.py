@@ -20,6 +20,10 @@ class Model(Protocol):
         """fp32 logits [rows, vocab] of chosen rows."""
         ...
 
+    def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """As `compute_logits`, of the part of the vocabulary [rows, part] that this rank holds."""
+        ...
+
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Logits [texts, labels] of texts' pooled hidden states."""
         ...

@@ -81,11 +81,8 @@ class RankGroup:
         parts = part.new_empty((size * len(part), width))
         with _peers_needed():
             self._group._allgather_base(parts, part.contiguous()).wait()
-        whole = part.new_empty((len(part), columns))
-        for start, of_rank in zip(range(0, columns, width), parts.chunk(size), strict=False):
-            stop = min(start + width, columns)
-            whole[:, start:stop] = of_rank[:, : stop - start]
-        return whole
+        whole = parts.view(size, len(part), width).transpose(0, 1).flatten(1)
+        return whole[:, :columns].contiguous()
 
     def broadcast(self, x: torch.Tensor) -> None:
         """Rank 0's contiguous tensor, of any shape, into those of the others."""

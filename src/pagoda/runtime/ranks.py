@@ -1,10 +1,12 @@
 """The runners of ranks that share a model: rank 0 leads, and the others follow it.
 
 All compute the same steps on the same rows, each with its share of heads, experts and features.
-Rank 0 alone samples: masks of grammars have time limits, and two ranks that disagree on whether one
-was passed would compute different batches. Where steps are waited for, its tokens go out with the
-next plan. Where a device runs ahead it sends them from device to device behind the step; each rank
-takes them from there into its next step, and into its rows once they have come.
+The most likely tokens are known to all, for each tells the largest logit of its part of the
+vocabulary. Whole logits are gathered for rows that need them, whose tokens rank 0 alone samples:
+masks of grammars have time limits, and two ranks that disagree on whether one was passed would
+compute different batches. Where steps are waited for, tokens go out with the next plan. Where a
+device runs ahead, rank 0 sends those that it sampled from device to device behind the step; each
+rank takes them from there into its next step, and into its rows once they have come.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,16 @@ from pagoda.runtime.cache_memory import Bytes
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.runner import ModelRunner
-from pagoda.runtime.sampling.sampler import FirstMax, Sampled
+from pagoda.runtime.sampling.head import SplitHead
+from pagoda.runtime.sampling.params import Needs
+from pagoda.runtime.sampling.sampler import (
+    CHANGES,
+    FirstMax,
+    Sampled,
+    choose,
+    most_likely,
+    sample,
+)
 from pagoda.runtime.states import Fault, Ints, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps, Outputs
 from pagoda.runtime.steps.graphs import Graph, GraphMaker
@@ -32,6 +43,9 @@ from pagoda.runtime.steps.prepared import PreparedStep
 from pagoda.runtime.steps.program import Computed, StepProgram
 
 logger = get_logger(__name__)
+
+# What takes more than the largest logit.
+_WHOLE = CHANGES | Needs.RANDOM | Needs.LOGPROBS | Needs.SHARES
 
 
 class OutOfStepError(Exception):
@@ -89,6 +103,18 @@ class _RankRunner(ModelRunner):
     )
     """Sends something to all other ranks; to none from one that follows."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.head = SplitHead(self.model, self.group.parallel, self.spec.vocab_size)
+        self._whole: Ints = np.zeros(0, np.int64)
+        """Rows of the step's logits that are gathered."""
+
+    def _whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """From this rank's logits [rows, part] to [whole rows, vocab] of all ranks."""
+        if len(self._whole) < len(logits):
+            logits = logits[to_tensor(self._whole, logits.device)]
+        return self.group.parallel.gathered(logits, self.spec.vocab_size)
+
     def _record(self) -> StepProgram | CapturedSteps | None:
         """A CPU's recorded step holds no exchange between ranks."""
         return None if self.device.graph_maker() is None else super()._record()
@@ -143,27 +169,49 @@ class LeadingRunner(_RankRunner):
         if len(computed) < len(plan.req_ids):
             known = set(computed)
             left_out = [i for i, req_id in enumerate(plan.req_ids) if req_id not in known]
+        self._whole = self._whole_rows(step)
         # fp32 holds the bits of every dtype of activations.
         pictures = {} if step is None else {k: x.float() for k, x in step.encoded.items()}
         shapes = [(name, list(picture.shape)) for name, picture in pictures.items()]
-        self.tell(RankStep(plan, left_out, *self._sampled, shapes))
+        self.tell(RankStep(plan, left_out, *self._sampled, self._whole.tolist(), shapes))
         self._sampled = ([], [])
         for picture in pictures.values():
             self.group.broadcast(picture.contiguous())
         return step
 
+    def _whole_rows(self, step: PreparedStep | None) -> Ints:
+        """Rows of its logits that need more than the largest."""
+        if step is None or not step.needs & _WHOLE:
+            return np.zeros(0, np.int64)
+        return np.flatnonzero(step.flags[step.places.owners] & _WHOLE)
+
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
-        sampled = super()._choose(step, computed, logits)
+        assert computed.greedy is not None
+        sampled, rows = most_likely(computed.greedy), self._whole
+        if len(rows):
+            where = self._where(step)
+            sampled.replace(
+                rows, sample(self._whole_logits(logits), *where, self.states, times=self.times)
+            )
         self._sampled = (sampled.tokens.tolist(), list(sampled.faults))
         return sampled
 
     def _choose_on_device(
         self, step: PreparedStep, computed: Computed
     ) -> tuple[FirstMax, dict[int, Fault]]:
-        best, broken = super()._choose_on_device(step, computed)
-        if len(best.ids):
-            self.group.broadcast(best.ids)
-        return best, broken
+        rows, best = self._whole, computed.greedy
+        if not len(rows) or best is None or computed.logits is None:
+            return super()._choose_on_device(step, computed)
+        logits = self._whole_logits(computed.logits)
+        chosen, broken = choose(logits, *self._where(step), self.states, times=self.times)
+        self.group.broadcast(chosen.ids)
+        best.put(rows, chosen)
+        return best, {int(rows[row]): fault for row, fault in broken.items()}
+
+    def _where(self, step: PreparedStep) -> tuple[Ints, Ints]:
+        """The rows of `states` and the positions that the step's whole rows are of."""
+        places = step.places
+        return step.plan.rows[places.owners[self._whole]], places.positions[self._whole]
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks on all ranks]."""
@@ -197,6 +245,7 @@ class FollowingRunner(_RankRunner):
         """Compute what rank 0 computes. Any error leaves the ranks at different places."""
         self._take_sampled(step)
         self._pictures = step.pictures
+        self._whole = np.array(step.whole, np.int64)
         plan = step.plan.without(step.left_out) if step.left_out else step.plan
         for row in plan.new_rows:
             if row.request is not None:
@@ -260,19 +309,25 @@ class FollowingRunner(_RankRunner):
     ) -> tuple[list[int], Ints]:
         if computed.logits is not None and len(step.places.requests):
             self._unsampled = step
+            if len(self._whole):
+                self._whole_logits(computed.logits)
         return [], np.zeros(0, np.int64)
 
     def _choose_on_device(
         self, step: PreparedStep, computed: Computed
     ) -> tuple[FirstMax, dict[int, Fault]]:
-        """What rank 0 chose. A row that had nothing to choose from is one as any other here: rank 0
-        plans its request no more."""
-        ids = torch.empty(
-            len(step.places.owners), dtype=torch.int64, device=self.device.torch_device
-        )
-        if len(ids):
+        """What all know, and what rank 0 chose. A row that had nothing to choose from is one as any
+        other here: rank 0 plans its request no more."""
+        best = computed.greedy
+        if best is None or computed.logits is None:
+            return super()._choose_on_device(step, computed)
+        best = FirstMax(torch.zeros_like(best.values), best.ids)
+        if len(self._whole):
+            self._whole_logits(computed.logits)
+            ids = best.ids.new_empty(len(self._whole))
             self.group.broadcast(ids)
-        return FirstMax(torch.zeros_like(ids, dtype=torch.float32), ids), {}
+            best.put(self._whole, FirstMax(torch.zeros_like(ids, dtype=torch.float32), ids))
+        return best, {}
 
     def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
         """Whether a request can go on is for rank 0 to say."""

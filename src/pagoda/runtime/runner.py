@@ -13,7 +13,6 @@ from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.kernels import ops
 from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize, StepSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
@@ -24,6 +23,7 @@ from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.reports import Reports
+from pagoda.runtime.sampling.head import OutputHead
 from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.sampler import (
     CHANGES,
@@ -94,6 +94,7 @@ class ModelRunner:
     def __post_init__(self) -> None:
         self.times = StepTimes()
         self.program: StepProgram | CapturedSteps | None = None
+        self.head = OutputHead(self.model)
         self._captured: list[CapturedSteps] = []
         """All that is captured as graphs: steps, and the passes of a draft head."""
         self._step: PreparedStep | None = None
@@ -182,7 +183,7 @@ class ModelRunner:
             nothing = computed.hidden_states[:0, 0]
             return FirstMax(nothing, nothing.long()), {}
         if step.needs == 0:
-            return computed.greedy or FirstMax(*ops.first_max(logits)), {}
+            return computed.greedy or self.head.first_max(logits), {}
         rows = step.plan.rows[places.owners]
         return choose(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
@@ -341,7 +342,7 @@ class ModelRunner:
             free_memory=lambda: self.device.facts().free_memory,
             budget=Budget(self.captured_bytes),
         )
-        steps = make(model_pass(self.model))
+        steps = make(model_pass(self.model, self.head))
         self._captured = [steps]
         if isinstance(self._drafter, HeadDrafter):
             decodes = tuple(size for size in sizes if isinstance(size, CapturedSize))
@@ -433,10 +434,10 @@ class ModelRunner:
         if self.media is not None and arrays.media:
             self.media.fill(batch, arrays.media, step.encoded)
         hidden_states = self.model.forward(batch)
-        logits = None
-        if len(samples):
-            logits = self.model.compute_logits(_take(hidden_states, samples))
-        return Computed(hidden_states, logits)
+        if not len(samples):
+            return Computed(hidden_states, None)
+        logits = self.head.logits(_take(hidden_states, samples))
+        return Computed(hidden_states, logits, self.head.first_max(logits))
 
     def _program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
         program, arrays = self.program, step.arrays
@@ -476,8 +477,7 @@ class ModelRunner:
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
         if step.needs == 0 and computed.greedy is not None:
             return most_likely(computed.greedy)
-        places = step.places
-        rows = step.plan.rows[places.owners]
+        places, rows = step.places, step.plan.rows[step.places.owners]
         return sample(logits, rows, places.positions, self.states, computed.greedy, self.times)
 
     def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:

@@ -209,14 +209,14 @@ def captured_bytes(spec: ModelSpec, dtype: str, sizes: Sequence[StepSize], ranks
     """Most that captured steps may take on a GPU: their outputs, twice the largest step's
     intermediates (smaller steps captured before it leave gaps), the partial results of attention
     that is split, and what the driver keeps of each launch. The last is assumed, not measured.
-    Of several ranks `spec` is one's share; they gather logits, of which each has two copies more.
+    Of several ranks `spec` is one's share, and each keeps the logits of its part of the vocabulary.
     """
     width = DTYPE_BYTES[dtype]
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
     # Of each token, and of each row of logits: once to keep, twice between.
     token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers) + splits
-    row = (3 if ranks == 1 else 7) * 4 * spec.vocab_size
+    row = 3 * 4 * -(-spec.vocab_size // ranks)
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
     if spec.drafts:  # a head's passes are captured as well, with outputs of their own
         token += 2 * width * spec.hidden_size

@@ -40,6 +40,14 @@ class Sampled:
     faults: dict[int, Fault]
     logprobs: dict[int, TokenLogprobs]
 
+    def replace(self, rows: Ints, chosen: "Sampled") -> None:
+        """Take what was `chosen` of these rows, in their order."""
+        self.tokens[rows] = chosen.tokens
+        places = rows.tolist()
+        others = {row: fault for row, fault in self.faults.items() if row not in places}
+        self.faults = others | {places[i]: fault for i, fault in chosen.faults.items()}
+        self.logprobs |= {places[i]: entry for i, entry in chosen.logprobs.items()}
+
 
 @dataclass
 class FirstMax:
@@ -52,6 +60,11 @@ class FirstMax:
     def arrays(self) -> tuple[npt.NDArray[np.float32], Ints]:
         """Both on the host; those of a CPU share the tensors' memory."""
         return self.values.cpu().numpy(), self.ids.cpu().numpy()
+
+    def put(self, rows: Ints, chosen: "FirstMax") -> None:
+        """Take what was `chosen` of these rows, in their order."""
+        index = to_tensor(rows, self.ids.device)
+        self.values[index], self.ids[index] = chosen.values, chosen.ids
 
 
 def most_likely(greedy: FirstMax) -> Sampled:

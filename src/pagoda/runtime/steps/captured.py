@@ -16,11 +16,11 @@ import torch
 
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
-from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.captured import CapturedSize, MixedSize, StepSize, usual_sizes
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
+from pagoda.runtime.sampling.head import OutputHead
 from pagoda.runtime.sampling.sampler import FirstMax
 from pagoda.runtime.states import Ints
 from pagoda.runtime.steps.device_inputs import DeviceInputs
@@ -69,14 +69,15 @@ class Budget:
         return self.spent >= self.nbytes
 
 
-def model_pass(model: Model) -> Compute:
+def model_pass(model: Model, head: OutputHead) -> Compute:
     """Forward pass, output head and greedy choice."""
 
     def compute(batch: ForwardBatch, samples: torch.Tensor | None) -> Outputs:
         hidden_states = model.forward(batch)
         rows = hidden_states if samples is None else hidden_states.index_select(0, samples)
-        logits = model.compute_logits(rows)
-        return Outputs(hidden_states, logits, *ops.first_max(logits))
+        logits = head.logits(rows)
+        best = head.first_max(logits)
+        return Outputs(hidden_states, logits, best.values, best.ids)
 
     return compute
 
