@@ -188,7 +188,8 @@ class KeptPrefixes:
 
 
 def block_contents(model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str) -> str:
-    """What the bytes of a model's blocks depend on beside its files; `kernels`: who computes."""
+    """What the bytes of a model's blocks depend on beside its files; `kv_dtype`: their type, and
+    what stands for its scales; `kernels`: who computes."""
     return repr((model.dtype, model.quantization, kv_dtype, layout, kernels))
 
 

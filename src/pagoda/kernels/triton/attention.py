@@ -296,8 +296,9 @@ def _paged_attention(
     out, partial, tops, arrived, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
     sees_until, k_scales, v_scales, num_tokens, num_reqs, most_splits, q_row, q_head, k_block,
     v_block, table_row, scale, window,
-    CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
 ):  # fmt: skip
     # The last tile of a prompt sees most.
