@@ -37,7 +37,7 @@ def load_kv_scales(model: Model, checkpoint: Checkpoint) -> str:
     return f"{found} of {2 * layers} are the checkpoint's{missing}"
 
 
-def digest(model: Model) -> str:
+def digest(model: torch.nn.Module) -> str:
     """A name for the scales of all layers: with others, blocks mean something else."""
     parts = [
         scales.cpu().numpy().tobytes()
@@ -57,8 +57,8 @@ def _read(checkpoint: Checkpoint, name: str, attention: Attention) -> torch.Tens
     if len(values) not in (1, heads):
         raise CheckpointError(
             f"Tensor {name} has the shape {list(info.shape)}; a scale of the KV cache is one "
-            f"number, or one for each of the {heads} KV heads. Take --kv-cache-dtype auto or int8, which "
-            "read none."
+            f"number, or one for each of the {heads} KV heads. Take --kv-cache-dtype auto or int8, "
+            "which read none."
         )
     if not (values.isfinite() & (values > 0)).all():
         raise CheckpointError(

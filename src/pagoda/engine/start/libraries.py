@@ -35,7 +35,7 @@ class Libraries(NamedTuple):
     runner: "type[ModelRunner]"
     largest_step: Callable[..., None]
     load_kv_scales: "Callable[[Model, Checkpoint], str]"
-    kv_scales_digest: "Callable[[Model], str]"
+    kv_scales_digest: Callable[..., str]
 
 
 def import_libraries() -> Libraries:

@@ -249,10 +249,13 @@ def _merge(
 @triton.jit
 def _attend_part(
     top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, begins, ends,
-    first_seen, end, low, high, dims, scale, window, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, KEYS: tl.constexpr,
+    first_seen, end, low, high, dims, scale, window, k_scales, v_scales, kv_head,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    STORAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles of keys from `low` to `high` into (largest logit, sum, weighted values)."""
+    if k_scales is not None:
+        scale *= tl.load(k_scales + kv_head)
     # Tiles between these are seen by all rows, and not masked.
     whole = tl.cdiv(tl.max(tl.where(real, begins, 0), 0), KEYS)
     whole_end = tl.min(tl.where(real, ends, 1 << 30), 0) // KEYS
@@ -288,6 +291,8 @@ def _attend_part(
             visible &= at[None, :] >= begins[:, None]
         logits = tl.where(visible, logits, float("-inf"))
         top, total, acc = absorb(logits, values, top, total, acc)
+    if v_scales is not None:
+        acc *= tl.load(v_scales + kv_head)
     return top, total, acc
 
 
@@ -340,8 +345,6 @@ def _paged_attention(
     HEAD: tl.constexpr = (DIM + 4 if STORAGE == "int8" else DIM) * BLOCK_SIZE
     k_cache, v_cache = k_cache + kv_head * HEAD, v_cache + kv_head * HEAD
     table = block_table + req.to(tl.int64) * table_row
-    if k_scales is not None:
-        scale *= tl.load(k_scales + kv_head)
     for split in range(first_split, splits, tl.num_programs(1)):
         top, total = _start(sinks, head, real, split, ROWS)
         acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
@@ -349,10 +352,8 @@ def _paged_attention(
         top, total, acc = _attend_part(
             top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block,
             begins, ends, first_seen, end, low, tl.minimum(low + share, first + size), dims, scale,
-            window, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
+            window, k_scales, v_scales, kv_head, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
         )  # fmt: skip
-        if v_scales is not None:
-            acc *= tl.load(v_scales + kv_head)
         # Volatile, or these addresses would be known, and hold registers, through the loop above.
         begin = tl.load(query_start + req, volatile=True)
         rows_out = (begin + token).to(tl.int64) * HEADS + head
