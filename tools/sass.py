@@ -44,8 +44,14 @@ class Instruction(NamedTuple):
     @property
     def loaded(self) -> int:
         """Bytes that a thread loads from global memory."""
-        if not self.opcode.startswith(("LDG.", "LDGSTS.")):
-            return 0
+        return self._width() if self.opcode.startswith(("LDG.", "LDGSTS.")) else 0
+
+    @property
+    def stored(self) -> int:
+        """Bytes that a thread stores from its registers to shared memory."""
+        return self._width() if re.match(r"STS(\.|$)", self.opcode) else 0
+
+    def _width(self) -> int:
         width = re.search(r"\.(?:[US])?(8|16|64|128|256)(?=\.|$)", self.opcode)
         return int(width[1]) // 8 if width else 4
 
@@ -72,6 +78,8 @@ class Cost(NamedTuple):
     """For a weight, in a thread."""
     bytes_per_thread: int
     """Of codes, under way at once."""
+    stored: float
+    """Bytes that go from registers to shared memory, for a weight."""
 
 
 def disassembled(cubin: bytes) -> str:
@@ -98,7 +106,8 @@ def cost(text: str, file: str, lines: range, bits: int) -> Cost:
     if not weights:
         raise ValueError(f"no loop loads codes at {file}, lines {lines.start} to {lines.stop - 1}")
     counted = sum(x.opcode != "NOP" for x in body)
-    return Cost(counted / weights, _most_under_way(body, [is_code(x) for x in body]))
+    stored = sum(x.stored for x in body) / weights
+    return Cost(counted / weights, _most_under_way(body, [is_code(x) for x in body]), stored)
 
 
 def bytes_under_way(

@@ -36,6 +36,8 @@ from tools.triton_examples import Example, examples
 
 TENSOR_MEMORY = 512
 """Columns that a program of sm_100 may have (PTX ISA, tcgen05.alloc)."""
+_MOST_STORED = 1
+"""Bytes for each weight of a product: less than a weight has when it is decoded."""
 _PRODUCTS = ("gemm.one_token", "gemm.tiles", "experts.alone", "experts.grouped")
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "i8",
@@ -132,7 +134,7 @@ def name_of(kernel: Any) -> str:
 
 
 def needs(launch: Launch) -> Needs:
-    """RuntimeError where it does not compile."""
+    """RuntimeError where it does not compile, or takes decoded weights through shared memory."""
     where = f"{name_of(launch.kernel)} on sm_{launch.target}"
     source = ASTSource(launch.kernel, launch.types, launch.constants, launch.known)
     # Said, because 3.9 warns that 3.10 will have another default.
@@ -163,6 +165,11 @@ def _with_cost(needed: Needs, launch: Launch, cubin: bytes) -> Needs:
     # Triton writes a load as PTX of several lines, which may count as lines behind its own.
     where = range(begin, begin + len(lines) + 6)
     found = cost(disassembled(cubin), "products/decode.py", where, sum(launch.layout.planes))
+    if found.stored >= _MOST_STORED:
+        raise RuntimeError(
+            f"{name_of(launch.kernel)} on sm_{launch.target} stores {found.stored:.2f} bytes to "
+            "shared memory for each weight: decoded weights are to stay in registers"
+        )
     under_way = bytes_under_way(
         found.bytes_per_thread, launch.target, needed.registers, needed.shared,
         launch.options["num_warps"], launch.programs,

@@ -45,7 +45,7 @@ SPILLS = {
     "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
     "old": "no tensor cores here: a tile's products are in registers",
     "room": "ptxas makes room for one more program on a processor",
-    "pair": "the sums of two products and their codes fill the registers",
+    "codes": "sums and a step's codes fill the registers",
     "state": "a chunk's parts of the state fill the registers; a product has no fewer columns",
 }
 _MOST_REGISTERS, _FEW_BYTES = 255, 64
@@ -230,8 +230,8 @@ def _reason(form: Form, target: int, need: Needs) -> str:
         return SPILLS["room"]
     if form.kernel == "delta_net.rule":
         return SPILLS["state"] if need.spilled <= _FEW_BYTES else ""
-    if form.kernel == "experts.grouped" and need.spilled <= _FEW_BYTES:
-        return SPILLS["pair"]
+    if form.kernel in ("gemm.tiles", "experts.grouped") and need.spilled <= _FEW_BYTES:
+        return SPILLS["codes"]
     if target < 80:
         return SPILLS["old"]
     return SPILLS["fp32"] if form.dtype == "float32" else ""

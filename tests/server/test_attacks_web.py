@@ -206,6 +206,28 @@ def test_a_browser_extension(start) -> None:
     error_of(preflight(server, PAGE), 403)
 
 
+@pytest.mark.parametrize(
+    "origin", ["http://localhost", "http://localhost:3000", "http://127.0.0.1:1", "https://[::1]:5"]
+)
+def test_pages_of_this_machine(start, origin: str) -> None:
+    server = start(FakeClient(), ServerConfig(allowed_origins=("localhost",)))
+    assert preflight(server, origin).headers["access-control-allow-origin"] == origin
+    reply = server.http.post(CHAT, json=BODY, headers={"origin": origin})
+    assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost.evil.example", "http://notlocalhost", "http://127.0.0.1.evil.example",
+     "http://evil.example/?http://localhost", "null", "http://localhost:1\u0663"],
+)  # fmt: skip
+def test_pages_that_only_look_like_those_of_this_machine(start, origin: str) -> None:
+    server = start(FakeClient(), ServerConfig(allowed_origins=("localhost",)))
+    sent = {"origin": origin.encode()}
+    error_of(server.http.post(CHAT, json=BODY, headers=sent), 403)
+    error_of(server.http.options(CHAT, headers=sent), 403)
+
+
 def test_every_origin(start) -> None:
     server = start(FakeClient(), ServerConfig(allowed_origins=("*",)))
     assert preflight(server, PAGE).headers["access-control-allow-origin"] == "*"

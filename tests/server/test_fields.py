@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
@@ -239,3 +240,34 @@ def test_a_schema_beside_the_type_is_enforced(
         assert not ByteGrammars().accepts(grammar, text)
     assert shared.post(path, **asked, response_format={"type": "json_object"}).status_code == 200
     assert ByteGrammars().accepts(shared.client.requests[-1].grammar or "", '{"n": 2}')
+
+
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [({"reasoning_effort": "none"}, "<think>\n</think>"),
+     ({"chat_template_kwargs": {"enable_thinking": False}}, "<think>\n</think>"),
+     ({"chat_template_kwargs": {"enable_thinking": True}}, "<think>\n"),
+     ({}, "<think>\n")],
+)  # fmt: skip
+def test_a_thought_that_only_the_template_wants_is_closed(start, fields, end) -> None:
+    """As that of DeepSeek R1, which has no switch."""
+    source = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{% endfor %}"
+        "{% if add_generation_prompt %}<|Assistant|><think>\n{% endif %}"
+    )
+    template, parser = ChatTemplate({"default": source}, {}), parser_for(source)
+    client = FakeClient(script=lambda request: b"Four.")
+    server = start(client, chat_template=template, parser=parser)
+    reply = server.chat(return_prompt_text=True, **fields).json()
+    assert reply["prompt_text"].endswith(f"<|Assistant|>{end}")
+    message = reply["choices"][0]["message"]
+    thinks = not end.endswith("</think>")
+    assert message["reasoning" if thinks else "content"] == "Four."
+    assert not message["content" if thinks else "reasoning"]
+
+
+def test_a_default_of_no_thought_closes_it_too(start) -> None:
+    source = "{{ messages[0].content }}<think>\n{# </think> #}"
+    template = ChatTemplate({"default": source}, {}, variables={"enable_thinking": False})
+    server = start(FakeClient(), chat_template=template, parser=parser_for(source))
+    assert server.chat(return_prompt_text=True).json()["prompt_text"].endswith("</think>")

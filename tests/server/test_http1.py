@@ -1,6 +1,7 @@
 """The short way of chunks writes the bytes of the long one, and steps aside where that waits."""
 
 import asyncio
+import socket
 
 import pytest
 import uvicorn
@@ -8,6 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from pagoda.server.http1 import StreamingProtocol, chunk_writer
+from tests.server.conftest import RunningServer
 
 DATA = (b"abc", b"", b"wxyz" * 10)
 
@@ -175,3 +177,12 @@ async def test_others_get_their_turn_while_a_connection_floods():
     assert bodies == [b"a" * count] * 2
     assert turns > 10
     assert not protocol.flow.holds and not protocol.flow.read_paused
+
+
+def test_names_of_headers_are_written_as_by_other_servers(shared: RunningServer) -> None:
+    """Scripts that look for them with `grep` find them."""
+    with socket.create_connection(shared.address, timeout=30) as connection:
+        connection.sendall(b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        head = connection.makefile("rb").read().partition(b"\r\n\r\n")[0]
+    assert b"\r\nContent-Type: application/json" in head and b"\r\nContent-Length: " in head
+    assert head.lower().count(b"\r\nconnection:") == 1

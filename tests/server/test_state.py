@@ -1,10 +1,13 @@
 """Routes that tell the state of the server, and those that are not served."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.routes.unserved import UNSERVED
 from pagoda.version import __version__
 from tests.server.conftest import RunningServer, wait_until
@@ -22,6 +25,18 @@ def test_props(start) -> None:
     assert (props["model_alias"], props["model_path"]) == ("fake", "/models/fake")
     assert props["modalities"] == {"vision": False, "audio": False, "video": False}
     assert props["build_info"] == f"pagoda-{__version__}" and props["eos_token"] == "<eos>"
+
+
+def test_props_of_a_model_that_is_not_loaded(start, smollm2_gguf: Path) -> None:
+    server = start(FakeClient())
+    config = EngineConfig(model=ModelConfig(model=str(smollm2_gguf)))
+    entry = ModelEntry(("resting",), config)
+    server.context.fleet.add(entry)
+    props = server.http.get("/props", params={"model": "resting"}).json()
+    assert props["is_sleeping"] and not server.http.get("/props").json()["is_sleeping"]
+    assert props["default_generation_settings"]["n_ctx"] == 8192, "as it was trained"
+    assert props["model_alias"] == "resting" and "<|im_start|>" in props["chat_template"]
+    assert entry.state == "unloaded", "asking loads nothing"
 
 
 def test_slots(start) -> None:

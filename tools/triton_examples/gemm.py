@@ -52,8 +52,9 @@ def examples() -> Iterator[Example]:
     for storage in ("Q4_0", "Q5_0", "MXFP4"):
         for tokens in (1, SMALL):
             yield _product(tokens, storage, torch.float16, columns=ODD_COLUMNS)
-    call = partial(_quantize, torch.bfloat16)
-    yield Example("rows to fp8", "bfloat16", call, _declines_fp8)
+    for label, quantized in (("rows", scaled.quantized), ("groups", scaled.quantized_groups)):
+        call = partial(quantized, torch.empty(LARGE, COLUMNS, dtype=torch.bfloat16))
+        yield Example(f"{label} to fp8", "bfloat16", call, _declines_fp8)
 
 
 def _product(
@@ -95,7 +96,3 @@ def _rows(storage: str, dtype: torch.dtype) -> None:
 
 def _all_rows(storage: str, dtype: torch.dtype) -> None:
     gemm.decode(GpuMatrix(storage, ROWS, COLUMNS, "cpu"), dtype, 0, ROWS)
-
-
-def _quantize(dtype: torch.dtype) -> None:
-    scaled.quantized(torch.empty(LARGE, COLUMNS, dtype=dtype))

@@ -81,7 +81,9 @@ class ServerConfig(Options):
         "open to the network to every name.",
     )
     allowed_origins: tuple[str, ...] = option(
-        (), "Origins of web pages that may call the API, such as https://chat.example; `*` for all."
+        (),
+        "Origins of web pages that may call the API, such as https://chat.example; `localhost` for "
+        "those of this machine, whatever their ports, `*` for all.",
     )
     allowed_methods: tuple[str, ...] = option(("*",), "Methods that those pages may use.")
     allowed_headers: tuple[str, ...] = option(("*",), "Headers that those pages may send.")

@@ -20,7 +20,7 @@ from pagoda.server.http.middleware import (
     RequestLogMiddleware,
     RootPathMiddleware,
 )
-from pagoda.server.http.webguard import WebGuardMiddleware, allowed_hosts
+from pagoda.server.http.webguard import WebGuardMiddleware, allowed_hosts, local_origins
 from pagoda.server.openapi import build_openapi
 from pagoda.server.responses.registry import Responses
 from pagoda.server.responses.store import ResponseStore
@@ -107,6 +107,7 @@ def _middleware(context: Context) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.allowed_origins,
+                allow_origin_regex=local_origins(config.allowed_origins),
                 allow_methods=config.allowed_methods,
                 allow_headers=config.allowed_headers,
                 allow_credentials=config.allow_credentials,

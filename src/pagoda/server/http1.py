@@ -3,7 +3,7 @@
 import asyncio
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import h11
@@ -185,6 +185,8 @@ class StreamingProtocol(H11Protocol):
 
         async def send_in_order(message: Message) -> None:
             self._flush()
+            if message["type"] == "http.response.start":
+                message["headers"] = _as_written(message["headers"])
             await send(message)
 
         await self._application(scope, receive, send_in_order)
@@ -225,6 +227,12 @@ def _told(cause: BaseException | None) -> ApiError:
     if status == 501:
         return ApiError(501, "The only Transfer-Encoding that is understood is 'chunked'.")
     return ApiError(400, "This is no valid HTTP request.")
+
+
+def _as_written(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """`Content-Type`, as every other server has it: some scripts look for these letters, though
+    names of headers have no case. uvicorn looks for `connection` in small ones."""
+    return [(name if name == b"connection" else name.title(), value) for name, value in headers]
 
 
 def _fault(scope: Mapping[str, Any]) -> ApiError | None:

@@ -212,6 +212,77 @@ def test_rows_rounded_to_fp8(columns, device):
     assert torch.equal(codes.view(torch.uint8) & 127, apart & 127)  # but for the sign of zero
 
 
+@pytest.mark.parametrize(("tokens", "columns"), [(7, 384), (4, 1280)])
+def test_groups_rounded_to_fp8(tokens, columns, device):
+    """Each as a row of its own; tokens are filled up to fours."""
+    x = torch.randn(tokens, columns, device=device).bfloat16()
+    x[3, 130:300] = 0
+    codes, scales = scaled.quantized_groups(x)
+    groups = columns // 128
+    assert codes.shape == (-(-tokens // 4) * 4, columns) and scales.stride(0) == 1
+    apart = [scaled.quantized(part) for part in x.split(128, dim=1)]
+    assert torch.equal(scales[:tokens], torch.cat([own for _, own in apart], 1))
+    expected = torch.cat([part.view(torch.uint8) for part, _ in apart], 1)
+    assert torch.equal(codes.view(torch.uint8)[:tokens], expected)
+    assert scales.shape == (len(codes), groups)
+
+
+def _played_scaled_mm(a, b, *, scale_a, scale_b, bias, out_dtype):
+    """Scales of groups as cuBLAS takes them on sm_90; torch checks shapes by its own rules."""
+    meta = [tensor.to("meta") for tensor in (a, b, scale_a, scale_b)]
+    torch_scaled_mm(*meta[:2], scale_a=meta[2], scale_b=meta[3], out_dtype=out_dtype)
+    assert len(a) % 4 == 0 and scale_a.stride() == (1, len(a)) and scale_b.is_contiguous()
+    spread = scale_a.repeat_interleave(128, 1), scale_b.repeat_interleave(128, 0)
+    out = (a.float() * spread[0]) @ (b.float() * spread[1])
+    return (out if bias is None else out + bias.float()).to(out_dtype)
+
+
+torch_scaled_mm = torch._scaled_mm
+
+
+def test_products_with_scales_of_blocks(device, monkeypatch):
+    """Weights in blocks of 128 x 128, as most fp8 checkpoints have them."""
+    monkeypatch.setattr(scaled, "FEWEST", 4)
+    raw = random_raw("FP8", 160, 512).view(160, 16, 36)
+    raw[:, :, :4] = raw[:, ::4, :4].repeat_interleave(4, 1)
+    for rows in (slice(0, 128), slice(128, 160)):
+        raw[rows, :, :4] = raw[rows.start, :, :4]
+    raw = raw.flatten(1)
+    matrix = packed("FP8", raw, 512, device)
+    x, bias = torch.randn(6, 512, device=device).bfloat16(), torch.randn(160, device=device)
+    with assuming(90):
+        assert "scales of 32 columns" in scaled.declines(x, matrix, torch.bfloat16)
+        matrix.settle()
+        assert matrix.layout.group == 128
+        monkeypatch.setattr(torch, "_scaled_mm", _played_scaled_mm)
+        scaled._works.cache_clear()
+        assert scaled.declines(x, matrix, torch.bfloat16) is None
+        out = gemm.matmul(x, [matrix], bias.bfloat16())
+    scaled._works.cache_clear()
+    for target in (89, 100, 120):
+        with assuming(target):
+            assert "for sm_90" in scaled.declines(x, matrix, torch.bfloat16)
+    codes, scales = (part[:6] for part in scaled.quantized_groups(x))
+    seen = codes.float().view(6, -1, 4, 4).transpose(2, 3).reshape(6, 512)
+    seen *= scales.repeat_interleave(128, 1)
+    expected = seen @ dequantize(raw, "FP8").to(device).t() + bias.bfloat16().float()
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_library_that_takes_scales_otherwise_is_not_used(device, monkeypatch):
+    def by_rows(a, b, *, scale_a, scale_b, bias, out_dtype):
+        scale_a, scale_b = scale_a[:, :1].repeat(1, 2), scale_b[:1].repeat(2, 1)
+        return _played_scaled_mm(
+            a, b, scale_a=scale_a.t().contiguous().t(), scale_b=scale_b, bias=bias,
+            out_dtype=out_dtype,
+        )  # fmt: skip
+
+    scaled._works.cache_clear()
+    monkeypatch.setattr(torch, "_scaled_mm", by_rows)
+    assert not scaled._works(torch.device(device), True)
+    scaled._works.cache_clear()
+
+
 def test_scaled_products(device, monkeypatch):
     monkeypatch.setattr(scaled, "FEWEST", 4)
     raw = random_raw("FP8", 32, 256).view(32, 8, 36)
@@ -219,7 +290,7 @@ def test_scaled_products(device, monkeypatch):
     raw = raw.flatten(1)
     matrix = packed("FP8", raw, 256, device)
     x, bias = torch.randn(6, 256, device=device).bfloat16(), torch.randn(32, device=device)
-    assert "several scales" in scaled.declines(x, matrix, torch.bfloat16)
+    assert "scales of 32 columns" in scaled.declines(x, matrix, torch.bfloat16)
     matrix.settle()
     for given, out_dtype, target, reason in (
         (x[:2], torch.bfloat16, 90, "wait for memory"),

@@ -72,7 +72,7 @@ def test_each_product_is_measured_once(make_tuning, caplog, tmp_path, monkeypatc
     """Layers are alike; experts have 16 tokens each at most in a step of so few."""
     caplog.set_level(logging.INFO, "pagoda")
     tuning = make_tuning()
-    fast = Form(16, 64, 8, 4)
+    fast = Form(16, 128, 8, 4)
     monkeypatch.setattr(tuning, "_seconds", lambda work: distance(fast))
     assert finish(tuning) > 2
     found = dict(forms._measured)
@@ -99,7 +99,7 @@ def test_all_classes_of_large_steps(make_tuning, monkeypatch):
     finish(tuning)
     assert [case.tokens for case in forms._measured] == [128, 128, 16, 16, 64, 64, 32, 32]
     for case, cut in forms._measured.items():
-        assert cut == experts_form(case.tokens, 90)  # of equals, the first
+        assert cut == experts_form(case, 90)  # of equals, the first
     assert not tuning.changed
 
 

@@ -13,6 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.text.template import budget as template_budget
 from pagoda.text.template.chat import ChatTemplate, load_chat_template
+from pagoda.text.template.sandbox import dates
 from tests.unit.text.templates import CHATML, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
 
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -96,6 +97,14 @@ def test_variables_reach_the_template():
     source = "{{ 'think' if enable_thinking else 'answer' }} {{ bos_token }}{{ pad_token }}"
     assert template(source).render([USER], variables={"enable_thinking": True}) == "think <s>"
     assert template(source).render([USER]) == "answer <s>"
+
+
+def test_templates_know_the_date():
+    chat = template("{{ date_string }}|{{ datetime }}|{{ strftime_now('%d %b %Y|%b %d %Y') }}")
+    date, same_date, *now = chat.render([USER]).split("|")
+    assert [date, same_date] == now
+    assert re.fullmatch(r"\d\d [A-Z][a-z]{2} \d{4}", date)
+    assert chat.render([USER], variables={"date_string": "1 May 2020"}).startswith("1 May 2020|")
 
 
 def test_extensions_are_transformers():
@@ -387,7 +396,7 @@ def test_llama_cpps_collection_renders_as_in_transformers(llama_models: Path):
         source = path.read_text("utf-8")
         messages = [{"role": "user", "content": "Hi"}]
         try:
-            expected = reference(source, messages, add_generation_prompt=True)
+            expected = reference(source, messages, add_generation_prompt=True, **dates())
         except Exception as error:  # noqa: BLE001  # theirs may raise anything
             expected = error
         chat = template(source)

@@ -190,6 +190,9 @@ def _render(side: TextSide, job: RenderChat) -> Rendered:
         continue_final_message=job.continue_final_message,
         variables=job.variables,
     )
+    if job.add_generation_prompt and side.chat_template.forbids_thought(job.variables):
+        # A template without a switch, as DeepSeek R1's, opens a thought all the same.
+        text += side.parser.form.end_of_thought(text)
     if len(text) > SHORT_TEXT:
         return Rendered(text)
     ids = side.tokenizer.encode(text, add_special_tokens=job.add_special_tokens)

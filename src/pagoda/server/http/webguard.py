@@ -22,6 +22,10 @@ from pagoda.server.http.listen import is_loopback_host
 _log = get_logger(__name__)
 
 _ANY = "*"
+_LOCALHOST = "localhost"
+_LOCAL_ORIGIN = r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?"
+"""Pages of servers on this machine, whatever their ports: what the origin `localhost` stands
+for."""
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+))(?::\d+)?", re.ASCII)
 """An IPv6 address or a name, then a port."""
 _READING = frozenset({"GET", "HEAD"})
@@ -72,6 +76,8 @@ class WebGuardMiddleware:
         origin = headers.get("origin", "")
         if _ANY in self._origins or (origin and origin in self._origins):
             return None
+        if _LOCALHOST in self._origins and re.fullmatch(_LOCAL_ORIGIN, origin, re.ASCII):
+            return None
         if not _is_foreign(origin, headers):
             return None
         shown = origin[:_MAX_SHOWN] or "another site"
@@ -91,6 +97,11 @@ def _is_foreign(origin: str, headers: Headers) -> bool:
         # https:// and to this machine.
         return site not in ("same-origin", "none")
     return bool(origin) and origin.partition("://")[2].lower() != headers.get("host", "").lower()
+
+
+def local_origins(origins: Collection[str]) -> str | None:
+    """The pattern of origins that are allowed besides those which are named."""
+    return _LOCAL_ORIGIN if _LOCALHOST in origins else None
 
 
 def allowed_hosts(config: ServerConfig) -> frozenset[str] | None:

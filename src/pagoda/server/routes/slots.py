@@ -8,9 +8,11 @@ from starlette.responses import Response
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.served.model import ServedModel
+from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.context import Context, context_of
 from pagoda.server.errors import unavailable
 from pagoda.server.metrics import RequestTimer
+from pagoda.server.modelfacts import shown_model
 from pagoda.server.nativeparams import settings
 from pagoda.server.openapi import describe, query
 from pagoda.server.protocol.state import GenerationDefaults, Modalities, NextToken, Props, Slot
@@ -20,31 +22,52 @@ from pagoda.version import __version__
 
 router = APIRouter()
 
+_BUILD = f"pagoda-{__version__}"
 _FAIL = query("fail_on_no_slot", "string", "Anything: 503 when every slot is busy.")
 
 
 @router.get("/props", openapi_extra={**describe(None, Props), "parameters": [MODEL]})
 async def props(request: Request) -> Response:
-    served = context_of(request).loaded(request.query_params.get("model"))
-    defaults = {name: value for name, value in served.defaults.items() if name != "max_tokens"}
-    sampling = SamplingParams(max_tokens=served.defaults.get("max_tokens"), **defaults)
-    names = served.tokenizer.special_token_names
+    """Of a model that is not loaded too, from its files: asking does not load it."""
+    entry = context_of(request).asked(request.query_params.get("model"))
+    if entry.served is not None:
+        return json_reply(_props(entry, entry.served))
+    shown = await shown_model(entry, entry.names[0])
     return json_reply(
         Props(
             default_generation_settings=GenerationDefaults(
-                served.max_model_len, settings(sampling)
+                shown.context_length, settings(SamplingParams())
             ),
-            total_slots=_num_slots(served),
-            model_alias=served.names[0],
-            model_path=served.root,
-            modalities=Modalities(
-                vision="image" in served.modalities, video="video" in served.modalities
-            ),
-            chat_template=served.chat_template.source if served.chat_template else "",
-            bos_token=names.get("bos_token", ""),
-            eos_token=names.get("eos_token", ""),
-            build_info=f"pagoda-{__version__}",
+            total_slots=0,
+            model_alias=entry.names[0],
+            model_path=entry.config.model.model,
+            modalities=Modalities(vision=shown.sees),
+            chat_template=shown.template,
+            bos_token="",
+            eos_token="",
+            build_info=_BUILD,
+            is_sleeping=True,
         )
+    )
+
+
+def _props(entry: ModelEntry, served: ServedModel) -> Props:
+    defaults = {name: value for name, value in served.defaults.items() if name != "max_tokens"}
+    sampling = SamplingParams(max_tokens=served.defaults.get("max_tokens"), **defaults)
+    names = served.tokenizer.special_token_names
+    return Props(
+        default_generation_settings=GenerationDefaults(served.max_model_len, settings(sampling)),
+        total_slots=_num_slots(served),
+        model_alias=served.names[0],
+        model_path=served.root,
+        modalities=Modalities(
+            vision="image" in served.modalities, video="video" in served.modalities
+        ),
+        chat_template=served.chat_template.source if served.chat_template else "",
+        bos_token=names.get("bos_token", ""),
+        eos_token=names.get("eos_token", ""),
+        build_info=_BUILD,
+        is_sleeping=entry.asleep > 0,
     )
 
 

@@ -30,6 +30,9 @@ class ReplyForm(Protocol):
     def calls(self) -> CallForm | None:
         """None: they have no calls."""
 
+    def end_of_thought(self, prompt: str) -> str:
+        """What ends the thought that a prompt has opened; empty where it opened none."""
+
     def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
         """What may stand before an answer to this prompt (a thought); empty for nothing. With a
         limit, for forms that have a `closing`, the thought must be there: as part of the answer it

@@ -58,6 +58,9 @@ class HarmonyForm:
     calls: CallForm | None
     closing = None
 
+    def end_of_thought(self, prompt: str) -> str:
+        return ""  # a prompt opens none
+
     def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
         if not prompt.rstrip().endswith(f"{START}assistant"):
             return ""

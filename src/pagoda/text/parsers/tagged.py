@@ -68,6 +68,10 @@ class TaggedForm:
     def closing(self) -> str | None:
         return self.thought.closes[-1] if self.thought is not None else None
 
+    def end_of_thought(self, prompt: str) -> str:
+        thought = self.thought
+        return thought.closes[-1] if thought is not None and thought.opened_by(prompt) else ""
+
     def opening(self, rules: Rules, prompt: str, limit: ThoughtLimit | None = None) -> str:
         thought = self.thought
         if thought is None:

@@ -13,7 +13,7 @@ from pagoda.base.log import get_logger
 from pagoda.text.grammar.calls import CallForm
 from pagoda.text.template.content_format import ContentFormat, detect_content_format
 from pagoda.text.template.messages import template_messages
-from pagoda.text.template.sandbox import compile_template, render
+from pagoda.text.template.sandbox import compile_template, dates, render
 from pagoda.text.template.sources import template_sources
 from pagoda.text.template.spelled import (
     shows_calls,
@@ -123,6 +123,7 @@ class ChatTemplate:
             )
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         shared = {
+            **dates(),
             **self._names,
             **self._variables,
             **(variables or {}),
@@ -144,6 +145,10 @@ class ChatTemplate:
             raise
         except (jinja2.TemplateError, *_EXPRESSION_ERRORS) as error:
             raise _refusal(error) from error
+
+    def forbids_thought(self, variables: Mapping[str, Any]) -> bool:
+        """Whether a request with these variables of its own is to be answered at once."""
+        return {**self._variables, **variables}.get("enable_thinking") is False
 
     def render_pair(self, query: str, document: str) -> str:
         """The prompt of a reranker; raises as `render` does."""

@@ -74,6 +74,12 @@ def _strftime_now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+def dates() -> dict[str, str]:
+    """Today, for templates that have no `strftime_now` or came before it: Llama 3.1 says a day of
+    2024 where nobody gives `date_string`, and FireFunction cannot do without `datetime`."""
+    return {"date_string": _strftime_now("%d %b %Y"), "datetime": _strftime_now("%b %d %Y")}
+
+
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,

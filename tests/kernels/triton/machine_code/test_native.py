@@ -39,6 +39,7 @@ INSTRUCTIONS = {
     "shr.u32": lambda x, count: x >> count,
     "and.b32": lambda x, y: x & y,
     "or.b32": lambda x, y: x | y,
+    "add.u32": lambda x, y: (x + y) & MASK,
     "prmt.b32": picked,
     "cvt.rn.f16x2.e4m3x2": lambda x: e4m3_bits(x & 255) | e4m3_bits(x >> 8) << 16,
 }
@@ -86,3 +87,14 @@ def test_e4m3(word):
     found = torch.tensor(followed(native.E4M3.value, word, 4))
     expected = raw.view(torch.float8_e4m3fn).float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("first", [0, 64, 128, 192])
+def test_every_e4m3_by_bits(first):
+    """In every byte of a word."""
+    for code in range(first, first + 64):
+        raw = torch.tensor([code, 255 - code, code ^ 0x55, 0x7F], dtype=torch.uint8).roll(code)
+        word = sum(byte << (8 * place) for place, byte in enumerate(raw.tolist()))
+        found = torch.tensor(followed(native.E4M3_BITS.value, word, 4)) * 256
+        expected = raw.view(torch.float8_e4m3fn).float()
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)

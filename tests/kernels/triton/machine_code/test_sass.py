@@ -38,7 +38,7 @@ COPIED = f"""
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [(AHEAD, Cost(7 / 16, 8)), (COPIED, Cost(4 / 32, 32))]
+    ("text", "expected"), [(AHEAD, Cost(7 / 16, 8, 0)), (COPIED, Cost(4 / 32, 32, 0))]
 )
 def test_a_loop(text, expected):
     assert cost(text, "products/decode.py", LINES, FEW) == expected
@@ -50,7 +50,15 @@ def test_used_at_once_and_used_together():
     assert cost(used, "products/decode.py", LINES, FEW).bytes_per_thread == 8
     load = "        /*0021*/                   LDG.E.64 R14, desc[UR6][R20.64] ;\n"
     two = AHEAD.replace(ELSEWHERE, load + ELSEWHERE)
-    assert cost(two, "products/decode.py", LINES, FEW) == Cost(8 / 32, 16)
+    assert cost(two, "products/decode.py", LINES, FEW) == Cost(8 / 32, 16, 0)
+
+
+def test_what_is_stored_to_shared_memory():
+    store = "        /*0061*/                   STS.128 [R2], R4 ;\n"
+    text = COPIED.replace(ELSEWHERE, 2 * store + ELSEWHERE)
+    assert cost(text, "products/decode.py", LINES, FEW).stored == 1
+    copied = text.replace("STS.128", "LDGSTS.E.128")
+    assert cost(copied, "products/decode.py", LINES, FEW).stored == 0
 
 
 def test_no_loop_loads_codes():
@@ -76,7 +84,7 @@ def test_programs_of_a_processor(registers, shared, each, programs):
 @pytest.mark.parametrize(
     ("storage", "most", "targets"),
     [("INT4", 4, (80, 90)), ("Q4_0", 4, (80, 90)), ("Q4_K", 4, (80, 90)),
-     ("MXFP4", 5, (80, 90)), ("FP8", 3, (90,))],
+     ("MXFP4", 5, (80, 90)), ("FP8", 3, (90,)), ("FP8", 5, (75, 80, 86))],
 )  # fmt: skip
 def test_a_tokens_products_are_cheap(storage, most, targets):
     """Fewer instructions than a GPU issues while it reads a weight, and what keeps its memory busy

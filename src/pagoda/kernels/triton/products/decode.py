@@ -12,9 +12,8 @@ puts right by how much these are off when it applies the scale.
 import triton
 import triton.language as tl
 
-from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.products.layouts import Layout
-from pagoda.kernels.triton.products.native import e2m1, e4m3, nibble
+from pagoda.kernels.triton.products.native import e2m1, e4m3, e4m3_bits, nibble
 
 # A float with this exponent counts in ones: small integers are put into its mantissa, for the
 # conversion of integers runs at a quarter of the rate and less.
@@ -48,6 +47,8 @@ def _unit(layout: Layout) -> float:
     """How much of `_number` is one: a power of two."""
     if layout.codes == "e2m1":  # numbers are doubled, for their scales are halved
         return 2.0**-15
+    if layout.codes == "e4m3":
+        return 2.0**-8
     return 2.0 if _nibbles(layout) else 1.0
 
 
@@ -82,14 +83,14 @@ def _number(low, high, PLACE: tl.constexpr, LAYOUT: tl.constexpr):
         number = e2m1(low, PLACE)
     elif CODES == "e4m3x2":
         number = e4m3(low, PLACE)
+    elif CODES == "e4m3":
+        number = e4m3_bits(low, PLACE)
     else:
         codes = (low.to(tl.int32) >> (BITS * PLACE)) & ((1 << BITS) - 1)
         if HIGH_BITS > 0:
             above = (high.to(tl.int32) >> (HIGH_BITS * PLACE)) & ((1 << HIGH_BITS) - 1)
             codes = codes | (above << BITS)
-        if CODES == "e4m3":
-            number = decode_fp8(codes.to(tl.uint8), 3).to(tl.float32)
-        elif CODES == "levels":
+        if CODES == "levels":
             table = tl.where(codes < 8, _LOW_LEVELS, _HIGH_LEVELS)
             level = (table >> ((codes & 7) * 8).to(tl.int64)).to(tl.int32) & 255
             number = (level | _ONES).to(tl.float32, bitcast=True) - (_ONES_VALUE + 128.0)
@@ -158,8 +159,12 @@ def _weights(low, high, scale, beside, PLACE: tl.constexpr, LAYOUT: tl.constexpr
     QUADS: tl.constexpr = 64 // LAYOUT.codes_each
     number = _number(low, high, PLACE, LAYOUT)
     INVERSE: tl.constexpr = 1.0 / _unit(LAYOUT)
-    number = number * INVERSE - (_base(LAYOUT) * INVERSE + LAYOUT.offset)
-    wide = _spread(scale, QUADS)
+    OFF: tl.constexpr = _base(LAYOUT) * INVERSE + LAYOUT.offset
+    if LAYOUT.codes == "e4m3":  # scales that 2^8 takes to infinity are no weights' scales
+        wide = _spread(scale * INVERSE, QUADS)
+    else:
+        number = number * INVERSE - OFF
+        wide = _spread(scale, QUADS)
     if MINIMUM == "zero":
         number = (number - _spread(beside, QUADS)) * wide
     elif MINIMUM == "added":
@@ -185,28 +190,34 @@ def shares_of(layout: Layout) -> int:
 
 @triton.jit
 def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """[64] the columns of `part_of_weights`: four or eight that follow each other in each quad."""
-    CODES: tl.constexpr = LAYOUT.codes_each
+    """[64] the columns of `part_of_weights`, in runs of four or more."""
     place = tl.arange(0, 64)
     if LAYOUT.codes == "plain":
         column = PART * 64 + place
+    elif LAYOUT.codes_each == 4:
+        column = place // 4 * 16 + PART * 4 + place % 4
     else:
-        column = place // CODES * (4 * CODES) + PART * CODES + place % CODES
+        quad = place // 32 * 4 + place // 4 % 4
+        column = quad * 32 + (2 * PART + place // 16 % 2) * 4 + place % 4
     return step * 256 + column
 
 
 @triton.jit
 def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """fp32 [rows, 64], a quarter of a step in the order of its columns: one place of each element,
-    or two where an element has eight."""
+    """fp32 [rows, 64], a quarter of a step: one place of each element, or two where an element has
+    eight.
+
+    Each four quads are beside each other, as in an operand of a tensor core, where four threads
+    share a row: a thread that decodes whole quads has what it multiplies.
+    """
     ROWS: tl.constexpr = low.shape[0]
     if LAYOUT.codes_each == 4:
         weights = _weights(low, high, scale, beside, PART, LAYOUT)
     else:
         first = _weights(low, high, scale, beside, 2 * PART, LAYOUT)
         second = _weights(low, high, scale, beside, 2 * PART + 1, LAYOUT)
-        quads = tl.reshape(tl.join(first, second), (ROWS, 8, 4, 2))
-        weights = tl.reshape(tl.permute(quads, (0, 1, 3, 2)), (ROWS, 64))
+        quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
+        weights = tl.reshape(tl.permute(quads, (0, 1, 4, 2, 3)), (ROWS, 64))
     return weights
 
 
@@ -335,9 +346,12 @@ def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, 
 def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, columns, first, last,
              LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
     """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens] times rows of the matrix,
-    rounded to their type; on tensor cores. As `row_sums` otherwise."""
+    rounded to their type; on tensor cores. As `row_sums` otherwise.
+
+    Weights are the first operand, which may come from registers, where they were decoded.
+    """
     dtype: tl.constexpr = x_rows.dtype.element_ty
-    total = tl.zeros((x_rows.shape[0], row.shape[0]), tl.float32)
+    total = tl.zeros((row.shape[0], x_rows.shape[0]), tl.float32)
     for step in range(first, last):
         if LAYOUT.codes != "plain":
             below = load_codes(low, row, step, columns, LAYOUT, WHOLE)
@@ -362,5 +376,5 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
                     scales, minima, supers, step, part, row, rows, columns, LAYOUT
                 )
                 weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
-            total = tl.dot(given, tl.trans(weights.to(dtype)), total)
-    return total
+            total = tl.dot(weights.to(dtype), tl.trans(given), total)
+    return tl.trans(total)

@@ -20,7 +20,7 @@ log = get_logger(__name__)
 
 CLASSES = (16, 32, 64, 128)
 """Tokens that an expert has in the mean, rounded up; tiles are for no more than the last."""
-_ROWS = (32, 64, 128)
+_ROWS = (64, 128)
 _WARPS = (4, 8)
 _STAGES = (2, 3, 4)
 _ROW_TYPES: list[type] = [bool, str, str, int, int, int, int, int, int, int]
@@ -52,6 +52,11 @@ class Case(NamedTuple):
     tokens: int
     """Tokens of each expert: one of CLASSES."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether weights are not decoded; the name of a layout has no planes then."""
+        return "__" in self.layout
+
 
 _measured: dict[Case, Form] = {}
 
@@ -70,31 +75,35 @@ def class_of(tokens: int) -> int:
 
 def form(what: Case, target: int) -> Form:
     """As measured, or the default of a GPU of capability `target`."""
-    return _measured.get(what) or experts_form(what.tokens, target)
+    return _measured.get(what) or experts_form(what, target)
 
 
-def experts_form(tokens: int, target: int) -> Form:
-    """The default of experts that have so many tokens each."""
-    if tokens <= 32:
-        return _few(tokens)
-    return Form(min(tokens, 128), 64, 8, 2) if _is_large(target) else Form(64, 32, 4, 2)
+# In each of these a warp has 16 rows of a tile or more: with fewer, several warps decode the same
+# weights.
+
+
+def experts_form(what: Case, target: int) -> Form:
+    """The default of a GPU of capability `target`."""
+    if what.tokens <= 32 or (what.gated and not _is_large(target)):
+        # There the sums of two products of more tokens, and the codes, do not fit the registers.
+        return _few(what.tokens)
+    if what.gated or what.is_plain or not _is_large(target):
+        return Form(64, 128, 8, 2)
+    return Form(min(what.tokens, 128), 128, 8, 2)
 
 
 def linear_form(tokens: int, target: int) -> Form:
     """The form for a linear layer; not for single tokens."""
     if tokens <= 32:
         return _few(tokens)
-    if not _is_large(target):
-        return Form(64, 128, 8, 2)
-    if tokens <= 64:
-        return Form(64, 64, 4, 2)
-    # With codes of 8 bits, tiles of 128 x 128 take more shared memory than sm_100 has.
-    return Form(128, 64 if target == 100 else 128, 8, 2)
+    if _is_large(target):
+        return Form(64, 64, 4, 2) if tokens <= 64 else Form(128, 128, 8, 2)
+    # So few tokens have their columns split over programs; then tiles of 64 rows spill.
+    return Form(64, 128, 8, 2) if tokens <= 64 else Form(64, 64, 4, 2)
 
 
 def _few(tokens: int) -> Form:
-    # Before sm_90 codes of two planes spill in tiles of 64 x 64, and of experts more.
-    return Form(16, 32, 4, 3) if tokens <= 16 else Form(32, 64, 4, 2)
+    return Form(16, 64, 4, 3) if tokens <= 16 else Form(32, 64, 4, 2)
 
 
 def _is_large(target: int) -> bool:
@@ -122,7 +131,7 @@ def tune(
     `seconds` times a call. A form that does not fit the device or gives something else than the
     default is passed over.
     """
-    best = experts_form(what.tokens, target)
+    best = experts_form(what, target)
     times: dict[Form, float] = {}
     expected: Tensor | None = None
     for alternatives in (_tiles, _with_warps, _with_stages):
@@ -201,9 +210,9 @@ def _with_stages(what: Case, best: Form) -> Iterator[Form]:
 
 
 def _fits(what: Case, cut: Form) -> bool:
-    """Registers hold the sums, and each warp has 8 rows at least."""
+    """Registers hold the sums, and each warp has 16 rows at least."""
     sums = cut.tokens * cut.rows * (2 if what.gated else 1)
-    return sums <= _SUMS * 32 * cut.warps and cut.rows >= 8 * cut.warps
+    return sums <= _SUMS * 32 * cut.warps and cut.rows >= 16 * cut.warps
 
 
 @contextmanager

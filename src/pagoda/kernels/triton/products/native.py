@@ -61,6 +61,32 @@ E4M3 = tl.constexpr(
     " cvt.f32.f16 $2, first;"
     " cvt.f32.f16 $3, second;}"
 )
+# Where no instruction converts: a code's bits moved to where an fp16 has them, which is 2^-8 of its
+# number. Bit 14 is that of the code's lower seven bits plus one: set for NaN alone, and then it
+# makes NaN.
+E4M3_BITS = tl.constexpr(
+    "{.reg .b32 bare, over, both, other;"
+    " .reg .b16 low, high;"
+    " and.b32 bare, $4, 0x7F7F7F7F;"
+    " add.u32 over, bare, 0x01010101;"
+    " and.b32 over, over, 0x80808080;"
+    " or.b32 bare, bare, over;"
+    " shl.b32 both, bare, 7;"
+    " and.b32 both, both, 0x7F807F80;"
+    " shl.b32 other, $4, 8;"
+    " and.b32 other, other, 0x80008000;"
+    " or.b32 both, both, other;"
+    " mov.b32 {low, high}, both;"
+    " cvt.f32.f16 $0, low;"
+    " cvt.f32.f16 $2, high;"
+    " shr.u32 both, bare, 1;"
+    " and.b32 both, both, 0x7F807F80;"
+    " and.b32 other, $4, 0x80008000;"
+    " or.b32 both, both, other;"
+    " mov.b32 {low, high}, both;"
+    " cvt.f32.f16 $1, low;"
+    " cvt.f32.f16 $3, high;}"
+)
 _FOUR, _EIGHT = tl.constexpr((tl.float32,) * 4), tl.constexpr((tl.float32,) * 8)
 
 
@@ -101,5 +127,17 @@ def e4m3(packed, PLACE: tl.constexpr):
     else:
         result = tl.inline_asm_elementwise(
             E4M3, "=f,=f,=f,=f,r", [packed], dtype=_FOUR, is_pure=True, pack=1
+        )[PLACE]
+    return result
+
+
+@triton.jit
+def e4m3_bits(packed, PLACE: tl.constexpr):
+    """As `e4m3`, times 2^-8; on any GPU."""
+    if _INTERPRETED:
+        result = decode_fp8((packed >> (8 * PLACE)).to(tl.uint8), 3).to(tl.float32) * 0.00390625
+    else:
+        result = tl.inline_asm_elementwise(
+            E4M3_BITS, "=f,=f,=f,=f,r", [packed], dtype=_FOUR, is_pure=True, pack=1
         )[PLACE]
     return result
