@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pagoda.kernels.ref.kv_cache import FP8, row_elements
+from pagoda.kernels.ref.kv_cache import FP8, KVScales, row_elements
 from pagoda.kernels.triton import attention
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import declined, in_each_type, name
@@ -45,11 +45,13 @@ def _attend(tokens: int, dtype: torch.dtype, dim: int, storage: torch.dtype, **h
     """With a window and sinks, which cost more than they take away."""
     row = row_elements(dim, storage)
     k_cache, v_cache = torch.empty(2, 2, KV_HEADS, BLOCK_SIZE, row, dtype=storage)
+    kv_scales = KVScales.ones(KV_HEADS, "cpu") if storage == torch.float8_e4m3fn else None
     attention.paged_attention(
         torch.empty(tokens, GROUP * KV_HEADS, dim, dtype=dtype), k_cache, v_cache,
         torch.empty(REQUESTS, 256, dtype=torch.int32),
         torch.empty(REQUESTS + 1, dtype=torch.int32), torch.empty(REQUESTS, dtype=torch.int32),
-        scale=0.1, window=1024, sinks=torch.empty(GROUP * KV_HEADS), **how,
+        scale=0.1, window=1024, sinks=torch.empty(GROUP * KV_HEADS),
+        kv_scales=kv_scales, **how,
     )  # fmt: skip
 
 

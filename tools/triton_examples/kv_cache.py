@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from pagoda.kernels.attention.backend import HeadNorms
-from pagoda.kernels.ref.kv_cache import FP8, row_elements
+from pagoda.kernels.ref.kv_cache import FP8, KVScales, row_elements
 from pagoda.kernels.triton import kv_cache
 from tools.triton_examples import Example
 from tools.triton_examples.rowwise import TYPES, declined, name
@@ -29,9 +29,11 @@ def _store(dtype: torch.dtype, storage: torch.dtype) -> None:
     k, v = torch.empty(2, 2, KV_HEADS, BLOCK_SIZE, row, dtype=storage)
     norm = torch.empty(DIM)
     index = torch.empty(TOKENS, dtype=torch.int64)
+    scales = KVScales.ones(KV_HEADS, "cpu") if storage == torch.float8_e4m3fn else None
     kv_cache.rotary_store(
         torch.empty(TOKENS, (HEADS + 2 * KV_HEADS) * DIM, dtype=dtype), index,
         torch.empty(64, DIM), k, v, index, HeadNorms(norm, norm, 1e-6),
+        kv_scales=scales,
     )  # fmt: skip
 
 

@@ -199,8 +199,9 @@ class CacheConfig(Options):
     kv_cache_dtype: str = option(
         "auto",
         "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
-        "scale per token and head: about half the bytes of `bfloat16`. `fp8` means the same "
-        "here: it would take as much and be less close.",
+        "scale per token and head: about half the bytes of `bfloat16`. `fp8` is E4M3 on a "
+        "GPU, with the checkpoint's scales of each KV head or 1; a CPU takes `int8`, which is "
+        "closer.",
         choices=(
             "auto",
             "float16",

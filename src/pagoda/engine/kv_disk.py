@@ -200,8 +200,9 @@ class KeptPrefixes:
 def block_contents(
     model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str, num_ranks: int = 1
 ) -> str:
-    """What the bytes of a model's blocks depend on beside its files; `kernels`: who computes. A
-    block of several ranks has the part of each in turn."""
+    """What the bytes of a model's blocks depend on beside its files; `kv_dtype`: their type, and
+    what stands for its scales; `kernels`: who computes. A block of several ranks has the part of
+    each in turn."""
     contents = (model.dtype, model.quantization, kv_dtype, layout, kernels)
     return repr(contents if num_ranks == 1 else (*contents, num_ranks))
 

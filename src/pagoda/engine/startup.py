@@ -219,14 +219,14 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     files, spec, config = start.files, start.spec, resolution.config.model
     libraries, ledger, ranks = start.libraries.result(), start.phases.ledger, start.ranks
     dummy = dummy_of(spec, files.config) if config.dummy else None
-    checkpoint = dummy or checkpoint_of(files, spec, config)
+    weights = None if dummy is not None else checkpoint_of(files, spec, config)
     place = device.place_of(resolution.plan.placement.params)
     ledger.measured["process"] = anonymous_bytes()
     before = device.memory_used()
     with start.phases.timed(WEIGHTS_PHASE), memory_guard("loading the weights", resolution):
         model = libraries.build_model(
             spec,
-            checkpoint,
+            dummy or weights,
             dtype=device.dtype(config.dtype),
             device=place,
             parallel=None if ranks is None else ranks.group.parallel,
@@ -234,6 +234,8 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
             packed=resolution.packed,
             attention=resolution.attention,
         )
+    if resolution.config.cache.kv_cache_dtype == "fp8_e4m3" and weights is not None:
+        log.info("Scales of the fp8 KV cache: %s.", libraries.load_kv_scales(model, weights))
     if not isinstance(place, str):
         device.give_back()  # what the weights passed through
         ledger.measured["in host memory"] = place.nbytes
@@ -270,8 +272,12 @@ def _kept_prefixes(
         native = cpu.native() if resolution.packed else None
         kernels = "torch" if native is None else native.isa
         layout = resolution.attention.layout
+        scales = ""
+        if config.kv_cache_dtype == "fp8_e4m3":
+            scales = start.libraries.result().kv_scales_digest(runner.model)
         ranks, num_ranks = start.ranks, resolution.config.parallel.tensor_parallel_size
-        contents = block_contents(model, config.kv_cache_dtype, layout, kernels, num_ranks)
+        kv_dtype = config.kv_cache_dtype + scales
+        contents = block_contents(model, kv_dtype, layout, kernels, num_ranks)
         drafts = () if start.draft is None else (start.draft.files,)
         disk = kv_disk(config.kv_disk, config.kv_disk_size, contents, start.files, *drafts)
         prefixes = disk.open(cache, runner if ranks is None else RanksBlocks(runner, ranks))

@@ -8,6 +8,7 @@ from torch import nn
 from pagoda.arch.spec import AttentionSpec
 from pagoda.kernels import ops
 from pagoda.kernels.attention.backend import AttentionKind, HeadNorms
+from pagoda.kernels.ref.kv_cache import FP8, KVScales
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
@@ -56,6 +57,9 @@ class Attention(nn.Module):
         size = spec.head_dim
         heads = context.parallel.share(spec.num_heads, "attention heads")
         kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
+        self.kv_heads = kv_heads
+        self.kv_scales = KVScales.ones(kv_heads.stop - kv_heads.start, context.device)
+        """Where the cache is in 8-bit floats; never changed once it is written to."""
         self.kind = AttentionKind(
             heads.stop - heads.start,
             kv_heads.stop - kv_heads.start,
@@ -99,6 +103,7 @@ class Attention(nn.Module):
         if spec.output_gate:
             size = self.qkv.sizes[-1]
             qkv, gate = qkv[:, :-size], qkv[:, -size:]
+        kv_scales = self.kv_scales if v_cache.dtype in FP8 else None
         positions, cos_sin = batch.positions, None
         if self.rotary is not None:
             positions, cos_sin = self.rotary.at(batch)
@@ -112,6 +117,7 @@ class Attention(nn.Module):
             norms=self.norms,
             q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
             values_are_keys=spec.values_are_keys,
+            kv_scales=kv_scales,
         )
         attended = self.backend.attend(
             q,
@@ -123,6 +129,7 @@ class Attention(nn.Module):
             chunked=spec.chunked,
             sinks=None if self.sinks is None else self.sinks.weight,
             sees_until=None if spec.window is None else batch.sees_until,
+            kv_scales=kv_scales,
         ).flatten(1)
         if gate is not None:
             attended = ops.sigmoid_mul(attended, gate)

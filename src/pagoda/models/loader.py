@@ -28,6 +28,7 @@ from pagoda.quant.base import ShardSource
 from pagoda.quant.host import HostWeights
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
+from pagoda.weights.kv_scales import is_kv_scale
 
 Progress = Callable[[int, int], None]
 
@@ -130,6 +131,7 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
         for name in names
         if name not in wanted
         and not any(fnmatchcase(name, pattern) for pattern in spec.ignored_weights)
+        and not is_kv_scale(name)
         and not _adds_nothing(checkpoint, name, wanted)
     ]
     if leftover:

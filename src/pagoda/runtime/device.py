@@ -31,6 +31,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
 }
 
 # Flags of cudaHostRegister: of use to all processes' contexts, and to kernels.

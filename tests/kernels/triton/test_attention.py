@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref.encoder import encoder_attention as ref_encoder_attention
-from pagoda.kernels.ref.kv_cache import FP8
+from pagoda.kernels.ref.kv_cache import FP8, KVScales
 from pagoda.kernels.triton import attention
 from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.target import assuming
@@ -50,6 +50,32 @@ def test_head_layouts(device, dtype, q_dtype, heads, kv_heads, head_dim):
     stored = q_dtype if dtype.is_floating_point else dtype
     requests = [(1, 40), (5, 20)]
     check(Case(requests, heads, kv_heads, head_dim, 16, stored, q_dtype, device))
+
+
+@pytest.mark.parametrize(
+    ("target", "q_dtype", "how"),
+    [
+        (75, torch.float16, {"window": 37}),
+        (80, torch.bfloat16, {"sinks": torch.arange(6.0) - 3}),
+        (89, torch.float16, {}),
+        (90, torch.bfloat16, {"window": 37, "sinks": torch.arange(6.0) - 3}),
+        (90, torch.float32, {}),
+    ],
+)
+def test_scales_of_8_bit_floats(device, small_splits, how, target, q_dtype):
+    """One KV head is stored in other units than the other, by arithmetic and by conversion."""
+    case = Case(LONG, dtype=torch.float8_e4m3fn, q_dtype=q_dtype, device=device, how=how)
+    expected = case.expected()
+    on_device = (torch.tensor([2.0**-10, 3.0]), torch.tensor([2.0**8, 0.75]))
+    case.how = {**how, "kv_scales": KVScales(*(scales.to(device) for scales in on_device))}
+    group = case.heads // case.kv_heads
+    k_scales, v_scales = (scales.repeat_interleave(group)[:, None] for scales in on_device)
+    plain = case.q
+    case.q = (plain.float() / k_scales).to(q_dtype)
+    with assuming(target):
+        out = case.run(attention.paged_attention)
+    tolerance = 2 * TOLERANCE[q_dtype]
+    torch.testing.assert_close(out.float() / v_scales, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8, *FP8])

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.ref import attention as ref
-from pagoda.kernels.ref.kv_cache import FP8, decode, encode
+from pagoda.kernels.ref.kv_cache import FP8, KVScales, decode, encode
 from pagoda.kernels.triton import kv_cache
 from pagoda.kernels.triton.products import fp8
 from tests.kernels.triton.paged import poisoned
@@ -92,6 +92,29 @@ def test_caches(device, dtype, cache_dtype):
 def test_caches_of_8_bit_floats(device, dtype, cache_dtype):
     # Unrotated: a number between two of these may be rounded to either after other sums.
     Step(24, dtype, cache_dtype).check(device, None)
+
+
+def test_scales_of_8_bit_floats(device):
+    """Numbers of 1000 times the size are stored as closely as others; with 1 they saturate."""
+    step = Step(24, torch.float32, torch.float8_e4m3fn)
+    heads = step.qkv.unflatten(1, (-1, 24))
+    heads[:, HEADS] *= 1000
+    heads[:, HEADS + KV_HEADS + 1] *= 1000
+    scales = KVScales(torch.tensor([8.0, 0.01]), torch.tensor([0.01, 8.0]))
+    for given in (scales, None):
+        k, v = (cache.to(device) for cache in step.cache(torch.float8_e4m3fn))
+        kv_cache.rotary_store(
+            step.qkv.to(device), step.positions.to(device), None, k, v, step.slots.to(device),
+            kv_scales=None if given is None else KVScales(*(x.to(device) for x in given)),
+        )  # fmt: skip
+        blocks, at = step.slots // BLOCK_SIZE, step.slots % BLOCK_SIZE
+        for cache, own, first in ((k, scales.k, HEADS), (v, scales.v, HEADS + KV_HEADS)):
+            read = cache.cpu().float()[blocks, :, at]
+            wanted = heads[:, first : first + KV_HEADS]
+            if given is None:
+                assert read.abs().max() == 448
+            else:
+                torch.testing.assert_close(read * own[:, None], wanted, rtol=0.07, atol=0.02)
 
 
 def test_an_int8_row_with_infinity_reads_as_nan(device):

@@ -55,8 +55,8 @@ def test_how_a_checkpoint_is_stored_is_no_flag(tmp_path):
 def test_reasons_are_true(tmp_path):
     made = planned(tmp_path, QWEN3_5, elsewhere("A100-80G"), "--kv-cache-dtype fp8")
     rows = {row["flag"]: row for row in as_json(made, [])["flags"]}
-    assert rows["--kv-cache-dtype"]["value"] == "int8"
-    assert "in place of fp8" in rows["--kv-cache-dtype"]["why"]
+    assert rows["--kv-cache-dtype"]["value"] == "fp8_e4m3"
+    assert "int8 takes 4 bytes more" in rows["--kv-cache-dtype"]["why"]
     assert "--threads" not in rows  # of a machine that is not here
     memory = {row["item"]: row for row in as_json(made, [])["memory"]}
     assert memory["weights"]["detail"] == "from config.json alone"

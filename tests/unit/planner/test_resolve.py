@@ -192,6 +192,15 @@ def test_an_int8_cache_has_a_scale_per_token_and_head(name):
     assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * (64 + 4)
 
 
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_an_fp8_cache_on_a_gpu_takes_a_byte_per_number(name):
+    facts = replace(machine(), device="cuda", capability=80)
+    resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, facts)
+    assert resolution.config.cache.kv_cache_dtype == "fp8_e4m3"
+    assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * 64
+    assert resolution.attention.names == ("triton",)
+
+
 def test_a_budget_below_one_token_per_request_is_refused():
     config = configure(scheduler={"max_num_seqs": 64, "max_num_batched_tokens": 32})
     with pytest.raises(ConfigError, match="--max-num-batched-tokens 32"):

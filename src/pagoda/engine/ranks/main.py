@@ -137,6 +137,7 @@ def _make_runner(
     watchdog: Watchdog,
 ) -> "FollowingRunner":
     """As start-up makes rank 0's, without what only that one does."""
+    from pagoda.models.kv_scales import load_kv_scales
     from pagoda.models.loader import build_model
     from pagoda.runtime.ranks import FollowingRunner
 
@@ -146,9 +147,10 @@ def _make_runner(
     files = open_model(Path(launch.model_path), launch.config.model.mmproj)
     spec = spec_of(files, launch.config.model)
     dummy = dummy_of(spec, files.config) if config.model.dummy else None
+    weights = None if dummy is not None else checkpoint_of(files, spec, config.model)
     model = build_model(
         spec,
-        dummy or checkpoint_of(files, spec, config.model),
+        dummy or weights,
         dtype=device.dtype(config.model.dtype),
         device=device.place_of(setup.in_host),
         parallel=group.parallel,
@@ -156,6 +158,8 @@ def _make_runner(
         packed=setup.packed,
         attention=setup.attention,
     )
+    if config.cache.kv_cache_dtype == "fp8_e4m3" and weights is not None:
+        load_kv_scales(model, weights)
     watchdog.beat("reserve KV cache")
     own = rank_spec(spec, config.parallel.tensor_parallel_size)
     return FollowingRunner(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.models.base import Model
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
+    from pagoda.weights.checkpoint import Checkpoint
 
 _PACKAGE = "pagoda-llm"
 # As the loader and the system say it.
@@ -33,17 +34,28 @@ class Libraries(NamedTuple):
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
     largest_step: Callable[..., None]
+    load_kv_scales: "Callable[[Model, Checkpoint], str]"
+    kv_scales_digest: Callable[..., str]
 
 
 def import_libraries() -> Libraries:
     """Raises as `import_torch`."""
     import_torch()
+    from pagoda.models import kv_scales
     from pagoda.models.loader import build_model
     from pagoda.runtime.device import has_gpu, make_device
     from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
 
-    return Libraries(has_gpu, make_device, build_model, ModelRunner, largest_step)
+    return Libraries(
+        has_gpu,
+        make_device,
+        build_model,
+        ModelRunner,
+        largest_step,
+        kv_scales.load_kv_scales,
+        kv_scales.digest,
+    )
 
 
 def import_torch() -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from pagoda.kernels.ref import attention as reference
-from pagoda.kernels.ref.kv_cache import head_dim
+from pagoda.kernels.ref.kv_cache import KVScales, head_dim
 
 Tensor = torch.Tensor
 
@@ -78,6 +78,7 @@ class AttentionBackend(Protocol):
         norms: HeadNorms | None = None,
         q_scales: Tensor | None = None,
         values_are_keys: bool = False,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """Rotate q and k (after `norms`), write k and v to their slots, and return q.
 
@@ -85,8 +86,8 @@ class AttentionBackend(Protocol):
         has no v, which is then k before its norm and rotation. `cos_sin` is fp32
         [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions
         past rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what
-        q is multiplied with at last. Caches as `kernels.ref.kv_cache` says. Returns q
-        [tokens, heads, dim].
+        q is multiplied with at last. Caches as `kernels.ref.kv_cache` says; `kv_scales` are
+        those of 8-bit floats. Returns q [tokens, heads, dim].
         """
 
     def attend(
@@ -101,6 +102,7 @@ class AttentionBackend(Protocol):
         chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
@@ -149,12 +151,13 @@ class OwnAttention:
         norms: HeadNorms | None = None,
         q_scales: Tensor | None = None,
         values_are_keys: bool = False,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """As `AttentionBackend.store`."""
         if self.form is None:
             return reference.rotary_store(
                 qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
-                values_are_keys,
+                values_are_keys, kv_scales,
             )  # fmt: skip
         dim = head_dim(v_cache)
         heads = qkv.shape[1] // dim - v_cache.shape[1] * (1 if values_are_keys else 2)
@@ -162,7 +165,7 @@ class OwnAttention:
         q: Tensor = self.form.rotary_store(
             qkv, heads, positions, cos_sin, k_cache, v_cache, slot_mapping,
             q_norm=q_norm, k_norm=k_norm, eps=eps, q_scales=q_scales, norm_values=norm_values,
-            values_are_keys=values_are_keys,
+            values_are_keys=values_are_keys, **_scaled(kv_scales),
         )  # fmt: skip
         return q
 
@@ -178,12 +181,14 @@ class OwnAttention:
         chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """As `AttentionBackend.attend`; rows of no request are zero."""
         attended: Tensor = (self.form or reference).paged_attention(
             q, k_cache, v_cache, plan.block_table, plan.query_start, plan.kv_lens,
             host_query_start=plan.host_query_start,
             scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+            **_scaled(kv_scales),
         )  # fmt: skip
         return attended
 
@@ -204,9 +209,15 @@ class StoresAsOwn:
         norms: HeadNorms | None = None,
         q_scales: Tensor | None = None,
         values_are_keys: bool = False,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
         """As `AttentionBackend.store`."""
         return self.own.store(
             qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
-            values_are_keys,
+            values_are_keys, kv_scales,
         )  # fmt: skip
+
+
+def _scaled(kv_scales: KVScales | None) -> dict[str, KVScales]:
+    """As an argument, where there are some: a CPU's kernels, which take none, never meet them."""
+    return {} if kv_scales is None else {"kv_scales": kv_scales}

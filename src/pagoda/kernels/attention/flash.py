@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from pagoda.kernels.attention.backend import AttentionKind, OwnAttention, Step, StoresAsOwn
+from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.triton.target import capability_of
 
 Tensor = torch.Tensor
@@ -58,9 +59,11 @@ class FlashAttention(StoresAsOwn):
         chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
-        """As `AttentionBackend.attend`, without chunks, sinks and pictures."""
-        assert not chunked and sinks is None and sees_until is None  # the planner declines them
+        """As `AttentionBackend.attend`, without chunks, sinks, pictures and 8-bit floats."""
+        # The planner declines them.
+        assert not chunked and sinks is None and sees_until is None and kv_scales is None
         attended: Tensor = self.varlen_attn(
             q,
             k_cache.transpose(1, 2),  # pages of [tokens, heads, dim], any stride apart

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from pagoda.kernels.attention.backend import AttentionKind, OwnAttention, Step, StoresAsOwn
+from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.transfer import to_tensor
 
 Tensor = torch.Tensor
@@ -126,10 +127,12 @@ class FlashInfer(StoresAsOwn):
         chunked: bool = False,
         sinks: Tensor | None = None,
         sees_until: Tensor | None = None,
+        kv_scales: KVScales | None = None,
     ) -> Tensor:
-        """As `AttentionBackend.attend`, without chunks, sinks and pictures. Scale and window were
-        planned."""
-        assert not chunked and sinks is None and sees_until is None  # the planner declines them
+        """As `AttentionBackend.attend`, without chunks, sinks, pictures and 8-bit floats. Scale
+        and window were planned."""
+        # The planner declines them.
+        assert not chunked and sinks is None and sees_until is None and kv_scales is None
         attended: Tensor = plan.wrapper.run(q, (k_cache, v_cache))
         return attended
 

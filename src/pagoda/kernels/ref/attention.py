@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from pagoda.kernels.ref.kv_cache import decode, head_dim, store, take
+from pagoda.kernels.ref.kv_cache import KVScales, decode, head_dim, store, take
 from pagoda.kernels.ref.norm import rms_norm
 from pagoda.kernels.ref.rope import rotary
 
@@ -36,22 +36,39 @@ def rotary_store(
     norms: tuple[Tensor, Tensor, float, bool] | None,
     q_scales: Tensor | None,
     values_are_keys: bool,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """As `AttentionBackend.store`, in torch; caches may lie in either layout."""
     kv_heads, dim = v_cache.shape[1], head_dim(v_cache)
     parts: Tensor = qkv.unflatten(-1, (-1, dim))
-    heads = parts.shape[1] - kv_heads * (1 if values_are_keys else 2)
-    q, k, v = parts[:, :heads], parts[:, heads : heads + kv_heads], parts[:, -kv_heads:]
+    q, k, v = normed_and_rotated(parts, kv_heads, positions, cos_sin, norms, values_are_keys)
+    if q_scales is not None:
+        q = (q * q_scales[positions, None, None]).to(q.dtype)
+    if kv_scales is not None:
+        k, v = k * (1 / kv_scales.k[:, None]), v * (1 / kv_scales.v[:, None])
+    store_kv(k, v, k_cache, v_cache, slot_mapping)
+    return q
+
+
+def normed_and_rotated(
+    heads: Tensor,
+    kv_heads: int,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    norms: tuple[Tensor, Tensor, float, bool] | None,
+    values_are_keys: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [tokens, heads, dim], k and v [tokens, kv_heads, dim] of what `AttentionBackend.store`
+    takes, [tokens, all heads, dim]."""
+    num_heads = heads.shape[1] - kv_heads * (1 if values_are_keys else 2)
+    q, k, v = heads[:, :num_heads], heads[:, num_heads:][:, :kv_heads], heads[:, -kv_heads:]
     if norms is not None:
         q_weight, k_weight, eps, values = norms
         q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
         v = rms_norm(v, torch.ones_like(k_weight), eps) if values else v
     if cos_sin is not None:
         q, k = rotary(q, k, positions, cos_sin)
-    if q_scales is not None:
-        q = (q * q_scales[positions, None, None]).to(q.dtype)
-    store_kv(k, v, k_cache, v_cache, slot_mapping)
-    return q
+    return q, k, v
 
 
 def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -76,9 +93,18 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    kv_scales: KVScales | None = None,
     host_query_start: object = None,
 ) -> Tensor:
     """As `AttentionBackend.attend`, in torch; caches may lie in either layout."""
+    if kv_scales is not None:
+        group = q.shape[1] // k_cache.shape[1]
+        k_scales, v_scales = (scales.repeat_interleave(group)[:, None] for scales in kv_scales)
+        unscaled = paged_attention(
+            (q * k_scales).to(q.dtype), k_cache, v_cache, block_table, query_start, kv_lens,
+            scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+        )  # fmt: skip
+        return (unscaled * v_scales).to(q.dtype)
     out = torch.zeros_like(q)
     cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
     starts, lens = query_start.tolist(), kv_lens.tolist()

@@ -6,12 +6,27 @@ dimension (a stride of 1 over tokens) they are scored as vectors of one dimensio
 fp32 scales [block_size] then lie behind all dimensions, where no strides reach them.
 """
 
+from typing import NamedTuple
+
 import torch
 
 from pagoda.core.kvcache.spec import INT8_SCALE_BYTES, KVLayout
 
 Tensor = torch.Tensor
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+class KVScales(NamedTuple):
+    """What K and V of each head are divided by before they are stored in 8-bit floats, and
+    multiplied with when they are read; fp32 [kv_heads]."""
+
+    k: Tensor
+    v: Tensor
+
+    @classmethod
+    def ones(cls, kv_heads: int, device: torch.device | str) -> "KVScales":
+        """[kv_heads] each."""
+        return cls(*(torch.ones(kv_heads, device=device) for _ in range(2)))
 
 
 def views(keys: Tensor, values: Tensor, layout: KVLayout, kv_heads: int) -> tuple[Tensor, Tensor]:
@@ -49,6 +64,8 @@ def store(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
 
 def take(cache: Tensor, blocks: Tensor, heads: slice) -> Tensor:
     """Rows of blocks [n], each with its scale behind it: [n, heads, block_size, row]."""
+    if cache.dtype in FP8:  # which torch gathers nowhere
+        return take(cache.view(torch.uint8), blocks, heads).view(cache.dtype)
     taken = cache[:, heads]
     if not _scales_apart(cache):
         return taken.index_select(0, blocks)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.attention_cuts import (
     SPLIT_QUERIES,
@@ -22,9 +23,9 @@ from pagoda.kernels.triton.attention_cuts import (
     encoder_form,
     form_of,
 )
+from pagoda.kernels.triton.attention_tiles import absorb, blocks_of, score, value_tile
 from pagoda.kernels.triton.caches import CacheForm, cache_form
-from pagoda.kernels.triton.products.fp8 import decode_fp8
-from pagoda.kernels.triton.target import processors
+from pagoda.kernels.triton.target import capability, processors
 
 Tensor = torch.Tensor
 
@@ -33,6 +34,8 @@ _MIN_SPLIT = 256
 per dimension and key (bf16): 6% for 8 heads that share a KV head."""
 _MAX_SPLITS = 32
 _PROGRAMS_PER_PROCESSOR = 4
+_CONVERTS_E4M3 = 89
+"""Capability from which on two e4m3 are converted by one instruction."""
 _LOG2E = tl.constexpr(1.4426950408889634)
 _CHANGING = ["num_tokens", "num_reqs", "most_splits", "table_row"]
 """Numbers that steps differ in: a kernel is not compiled anew for some of them."""
@@ -51,16 +54,20 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    kv_scales: KVScales | None = None,
     host_query_start: npt.NDArray[np.int32] | None = None,
 ) -> Tensor:
-    """As `AttentionBackend.attend`; caches may hold 8-bit floats, too. With `host_query_start`
+    """As `AttentionBackend.attend`; caches may hold either 8-bit float. With `host_query_start`
     [num_reqs + 1] partial results take room for the tokens that have some, and no more."""
     cache = cache_form(k_cache, v_cache)
     (tokens, heads, dim), reqs = q.shape, kv_lens.shape[0]
     form = form_of(q, cache, heads // cache.heads, few=tokens <= reqs)
     splits = _most_splits(block_table.shape[1] * cache.block_size, window, form.keys)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    how: dict[str, Any] = {"scale": scale, "window": window, "chunked": chunked, "sinks": sinks}
+    how: dict[str, Any] = {
+        "scale": scale, "window": window, "chunked": chunked, "sinks": sinks,
+        "kv_scales": kv_scales,
+    }  # fmt: skip
     if splits == 1 or host_query_start is None:
         most = min(tokens, reqs * SPLIT_QUERIES)
         step = _Step(block_table, query_start, kv_lens, sees_until, most, splits)
@@ -105,6 +112,7 @@ def _attend(
     window: int | None,
     chunked: bool,
     sinks: Tensor | None,
+    kv_scales: KVScales | None,
 ) -> None:
     """Into `out`, of q's shape."""
     block_table, query_start, kv_lens, sees_until, most_rows, splits = step
@@ -119,18 +127,24 @@ def _attend(
         arrived = arrivals(q.device, tiles * cache.heads)
         partial = torch.empty((*kept, dim), dtype=torch.float32, device=q.device)
         tops = torch.empty((*kept, 2), dtype=torch.float32, device=q.device)
+    k_scales, v_scales = kv_scales or (None, None)
     enough = _PROGRAMS_PER_PROCESSOR * processors(q)
     side_by_side = max(1, min(splits, enough // (tiles * cache.heads)))
     _paged_attention[(tiles * cache.heads, side_by_side)](
         out, partial, tops, arrived, q, cache.k, cache.v, block_table, query_start, kv_lens,
-        sinks, sees_until, tokens, reqs, splits, q.stride(0), q.stride(1), cache.k.stride(0),
-        cache.v.stride(0), block_table.stride(0), scale, window,
+        sinks, sees_until, k_scales, v_scales, tokens, reqs, splits, q.stride(0), q.stride(1),
+        cache.k.stride(0), cache.v.stride(0), block_table.stride(0), scale, window,
         CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
         DIM_PAD=padded, CHUNK=min(form.dims, padded), BLOCK_SIZE=cache.block_size,
-        STORAGE=cache.storage, BLOCK_Q=block_q, ROWS=form.rows, KEYS=form.keys,
-        MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=SPLIT_QUERIES,
+        STORAGE=_read_as(cache.storage, capability(q)), BLOCK_Q=block_q, ROWS=form.rows,
+        KEYS=form.keys, MIN_SPLIT=_MIN_SPLIT, MAX_SPLITS=_MAX_SPLITS, SPLIT_QUERIES=SPLIT_QUERIES,
         num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
+
+
+def _read_as(storage: str, target: int) -> str:
+    """`storage`, or how a GPU with instructions for it reads it."""
+    return "e4m3x2" if storage == "e4m3" and target >= _CONVERTS_E4M3 else storage
 
 
 def encoder_attention(
@@ -166,93 +180,6 @@ def _request_of(tile, query_start, num_reqs, BLOCK_Q: tl.constexpr):
         begins = (starts // BLOCK_Q + index <= tile) & (index <= num_reqs)
         req += tl.sum(begins.to(tl.int32), 0)
     return req
-
-
-@triton.jit
-def _absorb(logits, values, top, total, acc):
-    """Take the keys of a tile into the running largest logit (base 2), sum and weighted values."""
-    new_top = tl.maximum(top, tl.max(logits, 1))
-    safe = tl.where(new_top == float("-inf"), 0.0, new_top)  # nothing seen yet
-    weights = tl.exp2(logits - safe[:, None])
-    fade = tl.exp2(top - safe)
-    total = total * fade + tl.sum(weights, 1)
-    acc = tl.dot(weights.to(values.dtype), values, acc * fade[:, None], input_precision="ieee")
-    return new_top, total, acc
-
-
-@triton.jit
-def _key_tile(cache, blocks, at, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
-              dtype: tl.constexpr):  # fmt: skip
-    """(keys [dims, tokens], what their logits are multiplied with [tokens]).
-
-    Not masked by token: what lies in unseen places cannot leave its column of logits.
-    """
-    ROW: tl.constexpr = DIM + 4 if STORAGE == "int8" else DIM
-    rows = cache + blocks + at * ROW
-    tile = tl.load(rows[None, :] + dims[:, None], mask=dims[:, None] < DIM, other=0)
-    if STORAGE == "int8":
-        scales = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
-        return tile.to(tl.float32).to(dtype), tl.load(scales)
-    if STORAGE == "e4m3":
-        tile = decode_fp8(tile, 3)
-    if STORAGE == "e5m2":
-        tile = decode_fp8(tile, 2)
-    return tile.to(dtype), tl.full(at.shape, 1.0, tl.float32)
-
-
-@triton.jit
-def _value_tile(cache, blocks, at, seen, dims, DIM: tl.constexpr, STORAGE: tl.constexpr,
-                dtype: tl.constexpr):  # fmt: skip
-    """Values [tokens, dims], zero where not `seen` [tokens]; None sees all."""
-    ROW: tl.constexpr = DIM + 4 if STORAGE == "int8" else DIM
-    rows = cache + blocks + at * ROW
-    mask = dims[None, :] < DIM
-    if seen is not None:
-        mask &= seen[:, None]
-    tile = tl.load(rows[:, None] + dims[None, :], mask=mask, other=0)
-    if STORAGE == "int8":
-        places = (rows + DIM).to(tl.pointer_type(tl.float32), bitcast=True)
-        scales = tl.load(places) if seen is None else tl.load(places, mask=seen, other=0)
-        tile = tile.to(tl.float32) * scales[:, None]
-    if STORAGE == "e4m3":
-        tile = decode_fp8(tile, 3)
-    if STORAGE == "e5m2":
-        tile = decode_fp8(tile, 2)
-    return tile.to(dtype)
-
-
-@triton.jit
-def _scores(
-    queries, q_rows, real, cache, blocks, offset, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    CHUNK: tl.constexpr, STORAGE: tl.constexpr,
-):  # fmt: skip
-    """Queries [rows, dims] times keys, [rows, tokens]."""
-    if CHUNK == DIM_PAD:
-        dims = tl.arange(0, DIM_PAD)
-        keys, scales = _key_tile(cache, blocks, offset, dims, DIM, STORAGE, queries.dtype)
-        scores = tl.dot(queries, keys, input_precision="ieee")
-    else:
-        # Without tensor cores a thread holds whole rows and columns: some dimensions at a time.
-        scores = tl.zeros((q_rows.shape[0], offset.shape[0]), tl.float32)
-        for first in tl.static_range(0, DIM_PAD, CHUNK):
-            dims = first + tl.arange(0, CHUNK)
-            mask = real[:, None] & (dims[None, :] < DIM)
-            part = tl.load(q_rows[:, None] + dims[None, :], mask=mask, other=0)
-            keys, scales = _key_tile(cache, blocks, offset, dims, DIM, STORAGE, part.dtype)
-            scores = tl.dot(part, keys, scores, input_precision="ieee")
-    return scores * scales[None, :] if STORAGE == "int8" else scores
-
-
-@triton.jit
-def _blocks(table, index, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
-    """Ids of the blocks of a tile's tokens: one number if they share it. 0 from `end` on."""
-    if BLOCK_SIZE % KEYS == 0:
-        block = tl.load(table + index * KEYS // BLOCK_SIZE, mask=index * KEYS < end, other=0)
-    else:
-        column = (index * KEYS + tl.arange(0, KEYS)) // BLOCK_SIZE
-        # Masked by block, so that a block's tokens are known to have the same id.
-        block = tl.load(table + column, mask=column * BLOCK_SIZE < end, other=0)
-    return block.to(tl.int64)
 
 
 @triton.jit
@@ -322,55 +249,61 @@ def _merge(
 @triton.jit
 def _attend_part(
     top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, begins, ends,
-    first_seen, end, low, high, dims, scale, window, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr, KEYS: tl.constexpr,
+    first_seen, end, low, high, dims, scale, window, k_scales, v_scales, kv_head,
+    DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    STORAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles of keys from `low` to `high` into (largest logit, sum, weighted values)."""
+    if k_scales is not None:
+        scale *= tl.load(k_scales + kv_head)
     # Tiles between these are seen by all rows, and not masked.
     whole = tl.cdiv(tl.max(tl.where(real, begins, 0), 0), KEYS)
     whole_end = tl.min(tl.where(real, ends, 1 << 30), 0) // KEYS
     plain = tl.minimum(tl.maximum(whole, low), high)
     plain_end = tl.maximum(plain, tl.minimum(whole_end, high))
-    block = _blocks(table, plain, end, BLOCK_SIZE, KEYS)
+    block = blocks_of(table, plain, end, BLOCK_SIZE, KEYS)
     for index in range(plain, plain_end):
         # Of the next tile, so that its keys need not wait for it.
-        next_block = _blocks(table, index + 1, end, BLOCK_SIZE, KEYS)
+        next_block = blocks_of(table, index + 1, end, BLOCK_SIZE, KEYS)
         offset = (index * KEYS + tl.arange(0, KEYS)) % BLOCK_SIZE
-        logits = (scale * _LOG2E) * _scores(
+        logits = (scale * _LOG2E) * score(
             queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
             STORAGE,
         )  # fmt: skip
-        values = _value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
+        values = value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
                              queries.dtype)  # fmt: skip
-        top, total, acc = _absorb(logits, values, top, total, acc)
+        top, total, acc = absorb(logits, values, top, total, acc)
         block = next_block
     # The window's edge and the diagonal.
     for edge in range(high - low - (plain_end - plain)):
         index = low + edge
         index += tl.where(index < plain, 0, plain_end - plain)
         at = index * KEYS + tl.arange(0, KEYS)
-        block, offset = _blocks(table, index, end, BLOCK_SIZE, KEYS), at % BLOCK_SIZE
-        logits = (scale * _LOG2E) * _scores(
+        block, offset = blocks_of(table, index, end, BLOCK_SIZE, KEYS), at % BLOCK_SIZE
+        logits = (scale * _LOG2E) * score(
             queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
             STORAGE,
         )  # fmt: skip
-        values = _value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
+        values = value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
                              dims, DIM, STORAGE, queries.dtype)  # fmt: skip
         visible = at[None, :] < ends[:, None]
         if window is not None:
             visible &= at[None, :] >= begins[:, None]
         logits = tl.where(visible, logits, float("-inf"))
-        top, total, acc = _absorb(logits, values, top, total, acc)
+        top, total, acc = absorb(logits, values, top, total, acc)
+    if v_scales is not None:
+        acc *= tl.load(v_scales + kv_head)
     return top, total, acc
 
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _paged_attention(
     out, partial, tops, arrived, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
-    sees_until, num_tokens, num_reqs, most_splits, q_row, q_head, k_block, v_block, table_row,
-    scale, window, CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-    DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    STORAGE: tl.constexpr, BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    sees_until, k_scales, v_scales, num_tokens, num_reqs, most_splits, q_row, q_head, k_block,
+    v_block, table_row, scale, window,
+    CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, SPLIT_QUERIES: tl.constexpr,
 ):  # fmt: skip
     # The last tile of a prompt sees most.
@@ -419,7 +352,7 @@ def _paged_attention(
         top, total, acc = _attend_part(
             top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block,
             begins, ends, first_seen, end, low, tl.minimum(low + share, first + size), dims, scale,
-            window, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
+            window, k_scales, v_scales, kv_head, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
         )  # fmt: skip
         # Volatile, or these addresses would be known, and hold registers, through the loop above.
         begin = tl.load(query_start + req, volatile=True)
@@ -479,7 +412,7 @@ def _encoder_attention(
                              mask=seen[:, None] & (dims[None, :] < DIM), other=0)  # fmt: skip
             logits = tl.dot(queries, keys, input_precision="ieee") * (scale * _LOG2E)
             logits = tl.where(seen[None, :], logits, float("-inf"))
-            top, total, acc = _absorb(logits, values, top, total, acc)
+            top, total, acc = absorb(logits, values, top, total, acc)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     places = line[:, None] * out_row + head * DIM + dims[None, :]
     tl.store(out + places, result.to(out.dtype.element_ty), mask=inside)

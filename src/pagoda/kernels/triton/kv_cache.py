@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.triton.caches import cache_form
 from pagoda.kernels.triton.products.fp8 import encode_fp8
 
@@ -27,19 +28,21 @@ def rotary_store(
     norms: tuple[Tensor, Tensor, float, bool] | None = None,
     q_scales: Tensor | None = None,
     values_are_keys: bool = False,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """As `AttentionBackend.store`; q [tokens, heads, dim] is contiguous memory of its own.
 
-    Computed in fp32 up to the end. Caches may hold 8-bit floats, too.
+    Computed in fp32 up to the end. Caches may hold either 8-bit float.
     """
     cache = cache_form(k_cache, v_cache)
     tokens, dim, kv_heads = qkv.shape[0], cache.dim, cache.heads
     heads = qkv.shape[1] // dim - kv_heads * (1 if values_are_keys else 2)
     q = torch.empty((tokens, heads, dim), dtype=qkv.dtype, device=qkv.device)
     q_norm, k_norm, eps, norm_values = norms or (None, None, 0.0, False)
+    k_scales, v_scales = kv_scales or (None, None)
     _rotary_store[(triton.cdiv(tokens, _TOKENS), heads + 2 * kv_heads)](
         q, cache.k, cache.v, qkv, positions, cos_sin, slot_mapping, q_norm, k_norm, q_scales,
-        tokens, qkv.stride(0), cache.k.stride(0), cache.v.stride(0), eps,
+        k_scales, v_scales, tokens, qkv.stride(0), cache.k.stride(0), cache.v.stride(0), eps,
         ROTARY_DIM=0 if cos_sin is None else cos_sin.shape[1], HEADS=heads, KV_HEADS=kv_heads,
         DIM=dim, DIM_PAD=triton.next_power_of_2(dim), BLOCK_SIZE=cache.block_size,
         STORAGE=cache.storage, NORM_VALUES=norm_values, VALUES_ARE_KEYS=values_are_keys,
@@ -107,7 +110,7 @@ def _store_row(places, scales, x, mask, real, STORAGE: tl.constexpr):
 @triton.jit(do_not_specialize=["num_tokens"])
 def _rotary_store(
     q, k_cache, v_cache, qkv, positions, cos_sin, slot_mapping, q_norm, k_norm, q_scales,
-    num_tokens, qkv_row, k_block, v_block, eps,
+    k_scales, v_scales, num_tokens, qkv_row, k_block, v_block, eps,
     ROTARY_DIM: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
     NORM_VALUES: tl.constexpr, VALUES_ARE_KEYS: tl.constexpr, TOKENS: tl.constexpr,
@@ -133,6 +136,8 @@ def _rotary_store(
         tl.store(places, x.to(q.dtype.element_ty), mask=mask)
     elif head < HEADS + KV_HEADS:
         x = _rotated(rows, position, cos_sin, k_norm, eps, real, dims, ROTARY_DIM, DIM)
+        if k_scales is not None:
+            x *= 1.0 / tl.load(k_scales + head - HEADS)
         keys = k_cache + block * k_block + ((head - HEADS) * BLOCK_SIZE + at) * ROW
         _store_row(keys[:, None] + dims[None, :], keys + DIM, x, mask, real, STORAGE)
     else:
@@ -142,5 +147,7 @@ def _rotary_store(
         x = _load(rows, dims, mask)
         if NORM_VALUES:
             x *= _inverse_rms(x, eps, DIM)
+        if v_scales is not None:
+            x *= 1.0 / tl.load(v_scales + kv_head)
         values = v_cache + block * v_block + (kv_head * BLOCK_SIZE + at) * ROW
         _store_row(values[:, None] + dims[None, :], values + DIM, x, mask, real, STORAGE)

@@ -11,6 +11,7 @@ import torch
 from pagoda.kernels.ref import attention as torch_attention
 from pagoda.kernels.ref import encoder as torch_encoder
 from pagoda.kernels.ref.activation import keep_sum
+from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.triton import attention, kv_cache
 from pagoda.kernels.triton.activation import (
     activate,
@@ -62,11 +63,21 @@ def rotary_store(
     q_scales: Tensor | None = None,
     norm_values: bool = False,
     values_are_keys: bool = False,
+    kv_scales: KVScales | None = None,
 ) -> Tensor:
     """As `CpuOps.rotary_store`; q has memory of its own, and qkv stays as it is."""
     norms = None if q_norm is None or k_norm is None else (q_norm, k_norm, eps, norm_values)
     return kv_cache.rotary_store(
-        qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales, values_are_keys
+        qkv,
+        positions,
+        cos_sin,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        norms,
+        q_scales,
+        values_are_keys,
+        kv_scales,
     )
 
 
@@ -83,6 +94,7 @@ def paged_attention(
     chunked: bool = False,
     sinks: Tensor | None = None,
     sees_until: Tensor | None = None,
+    kv_scales: KVScales | None = None,
     host_query_start: npt.NDArray[np.int32] | None = None,
 ) -> Tensor:
     """As `AttentionBackend.attend`; `host_query_start` is as `attention.paged_attention` has it."""
@@ -91,7 +103,7 @@ def paged_attention(
     attended: Tensor = form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
         scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
-        host_query_start=host_query_start,
+        kv_scales=kv_scales, host_query_start=host_query_start,
     )  # fmt: skip
     return attended
 

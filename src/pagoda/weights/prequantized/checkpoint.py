@@ -11,6 +11,7 @@ from pagoda.base.log import get_logger
 from pagoda.base.machine import usable_threads
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
+from pagoda.weights.kv_scales import is_kv_scale
 from pagoda.weights.prequantized.matrix import Layer, Matrix
 from pagoda.weights.prequantized.select import Method
 from pagoda.weights.upright import SCALES
@@ -27,18 +28,15 @@ _CHUNK_ELEMENTS = 1 << 20
 _ROWS = 8
 
 _ACTIVATIONS = "activations are rounded by the kernels, if at all, with scales of their own"
-_KV_CACHE = "the KV cache is rounded, if at all, with scales of its own"
+_OUTPUTS = "outputs are not rounded"
 _LEFT_OUT: Mapping[str, str] = {
     "input_scale": _ACTIVATIONS,
     "input_scale_ub": _ACTIVATIONS,
     "input_zero_point": _ACTIVATIONS,
     "activation_scale": _ACTIVATIONS,
-    "output_scale": _KV_CACHE,
-    "output_zero_point": _KV_CACHE,
-    "q_scale": _KV_CACHE,
-    "k_scale": _KV_CACHE,
-    "v_scale": _KV_CACHE,
-    "kv_scale": _KV_CACHE,
+    "output_scale": _OUTPUTS,
+    "output_zero_point": _OUTPUTS,
+    "q_scale": "queries are not rounded",
     "weight_shape": "the packed weights have it too",
     "weight_zero_point": "it is zero, the weights being symmetric",
 }
@@ -118,7 +116,7 @@ class PublishedCheckpoint:
             if matrix is not None and part in matrix.parts:
                 tensors[matrix.info.name] = matrix.info
                 self._matrices[matrix.info.name] = matrix
-            elif part in _LEFT_OUT:
+            elif part in _LEFT_OUT and not is_kv_scale(name):
                 left_out[part] += 1
             else:
                 tensors[name] = info
