@@ -165,8 +165,8 @@ _CACHE = (
     Compat("--kv-cache-dtype-skip-layers", "*", "none",
            Fact("all layers cache one type", lacks=("skip_layers",))),
     Compat("--calculate-kv-scales", "-", "none",
-           Fact("an fp8 cache takes the checkpoint's scales, else 1; an int8 cache keeps one for each "
-                "token and head", has=("--kv-cache-dtype",))),
+           Fact("an fp8 cache takes the checkpoint's scales, else 1; an int8 cache keeps one for "
+                "each token and head", has=("--kv-cache-dtype",))),
     Compat("--prefix-caching-hash-algo", "v", "none",
            Fact("blocks are hashed one way", lacks=("hash",)), ("sha256",)),
     Compat("--prefix-match-unit", "v", "later",
