@@ -21,7 +21,7 @@ class OutputHead:
         return self.model.compute_logits(hidden_states)
 
     def first_max(self, logits: torch.Tensor) -> FirstMax:
-        """Of each of the `logits` [rows, vocab] that this gave."""
+        """The largest of each row of this head's `logits` [rows, vocab], and its token."""
         return FirstMax(*ops.first_max(logits))
 
 
