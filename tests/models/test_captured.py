@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pagoda.planner.captured import captured_sizes, step_size
+from pagoda.runtime.sampling.head import OutputHead
 from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.program import StepLimits
 from tests.models import tiny
@@ -32,7 +33,7 @@ def capture(driver: Driver, max_reqs: int, *only: tuple[int, ...], guesses=0) ->
     most = max(size.tokens for size in sizes)
     limits = StepLimits(most, max_reqs, most, 64)
     steps = CapturedSteps(
-        model_pass(driver.model), cache, [driver.block_size], sizes, limits, has_states,
+        model_pass(driver.model, OutputHead(driver.model)), cache, [driver.block_size], sizes, limits, has_states,
         torch.device(driver.caches[0][0].device), lambda: again, lambda: 0, Budget(1),
     )  # fmt: skip
     while steps.capture_more():

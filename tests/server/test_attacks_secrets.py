@@ -82,7 +82,7 @@ def test_request_ids_are_echoed_as_far_as_they_are_harmless(
     shared: RunningServer, sent: bytes
 ) -> None:
     reply = shared.http.get("/version", headers={b"x-request-id": sent})
-    echoed = dict(reply.headers.raw)[b"x-request-id"].decode("latin-1")
+    echoed = dict(reply.headers.raw)[b"X-Request-Id"].decode("latin-1")
     assert echoed.isprintable() and 0 < len(echoed) <= 128
 
 

@@ -208,7 +208,7 @@ def test_head_is_get_without_a_body(shared: RunningServer) -> None:
 def test_request_ids_are_printable(shared: RunningServer) -> None:
     for sent, kept in ((b"abc-1", True), (b"a\x01b", False), (b"a\x85b", False)):
         reply = shared.http.get("/health", headers={b"x-request-id": sent})
-        answered = dict(reply.headers.raw)[b"x-request-id"]
+        answered = dict(reply.headers.raw)[b"X-Request-Id"]
         assert (answered == sent) is kept and answered
 
 
