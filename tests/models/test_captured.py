@@ -34,7 +34,8 @@ def capture(driver: Driver, max_reqs: int, *only: tuple[int, ...], guesses=0) ->
     limits = StepLimits(most, max_reqs, most, 64)
     steps = CapturedSteps(
         model_pass(driver.model, OutputHead(driver.model)), cache, [driver.block_size], sizes,
-        limits, has_states, torch.device(driver.caches[0][0].device), lambda: again, lambda: 0, Budget(1),
+        limits, has_states, torch.device(driver.caches[0][0].device), lambda: again, lambda: 0,
+        Budget(1),
     )  # fmt: skip
     while steps.capture_more():
         pass
