@@ -164,9 +164,9 @@ class ServerConfig(Options):
     )
     tools: str = option(
         "",
-        "Built-in tools for the chat page and /tools: `all`, or names between commas of read_file, "
-        "file_glob_search, grep_search, exec_shell_command, write_file, edit_file, get_info. They "
-        "read and change files and run commands as this user, for whoever may use the API.",
+        "Built-in tools for the chat page and /tools: `all`, or names between commas of "
+        f"{', '.join(TOOLS)}. They read and change files and run commands as this user, for "
+        "whoever may use the API.",
     )
     models_dir: str | None = option(
         None, "Folder of further models: each GGUF file and each folder in it, by its name."
