@@ -13,6 +13,7 @@ from pagoda.weights.quantize import quantize_rows
 
 ROWS, COLUMNS, GROUP = 512, 4096, 128
 BLOCKS = COLUMNS // 32
+E2M1 = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6))
 Tensor = torch.Tensor
 
 
@@ -61,11 +62,30 @@ def uint4(x: Tensor) -> tuple[Tensor, Tensor]:
     return decoded, in_blocks([spread(scale, GROUP), zeros, packed])
 
 
+def nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales as ModelOpt chooses them: the largest of 16 becomes 6, the largest scale 448."""
+    grouped = groups(x, 16)
+    whole = x.abs().amax() / (6 * 448)
+    scale = (grouped.abs().amax(2) / 6 / whole).to(torch.float8_e4m3fn)
+    each = (scale.float() * whole).unsqueeze(-1)
+    apart = grouped.abs().unsqueeze(-1) / each.unsqueeze(-1) - E2M1
+    codes = apart.abs().argmin(-1)
+    decoded = (E2M1[codes] * each * grouped.sign()).flatten(1)
+    halves = groups((codes + 8 * (grouped < 0)).flatten(1), 32).to(torch.uint8)
+    packed = halves[..., :16] | halves[..., 16:] << 4
+    wholes = whole.view(1).view(torch.uint8).expand(ROWS, BLOCKS, 4)
+    return decoded, in_blocks([wholes, groups(scale.view(torch.uint8), 2), packed])
+
+
 def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(ROWS, COLUMNS)
     eight, eight_blocks = fp8(x)
     four, four_blocks = uint4(x)
+    floats, float_blocks = nvfp4(x)
+    assert torch.equal(ops.dequantize(float_blocks, "FP4"), floats)
+    in_six = ops.dequantize(repacked(float_blocks, "FP4", "Q6_K"), "Q6_K")
+    in_eight = ops.dequantize(repacked(float_blocks, "FP4", "Q8_0"), "Q8_0")
     scattered = four[:, torch.randperm(COLUMNS)].contiguous()
     assert torch.equal(ops.dequantize(eight_blocks, "FP8"), eight)
     assert torch.equal(ops.dequantize(four_blocks, "UINT4"), four)
@@ -83,6 +103,9 @@ def main() -> None:
         ("FP8 held as BF16", error(eight, eight.bfloat16().float())),
         ("FP8 held as Q8_0, against the weights before fp8", error(x, held)),
         ("UINT4 held as Q4_1", error(four, low)),
+        ("NVFP4, with scales as ModelOpt chooses them", error(x, floats)),
+        ("FP4 held as Q6_K", error(floats, in_six)),
+        ("FP4 held as Q8_0", error(floats, in_eight)),
         ("4 bits in activation order held as Q8_0", error(scattered, spread_out)),
         ("4 bits in activation order held as Q4_1", error(scattered, rounded(scattered, "Q4_1"))),
         ("keys and values to int8, a scale per 64", error(heads, cached)),

@@ -83,6 +83,13 @@ CASES = {
             "weight": _ints(r, c // 4).view(torch.int8), "weight_scale": torch.rand(r, 1),
         },
     ),
+    "nvfp4": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        lambda r, c: {
+            "weight": _ints(r, c // 8).view(torch.uint8), "weight_scale": _fp8(r, c // 16),
+            "weight_scale_2": torch.rand(()),
+        },
+    ),
     "compressed fp8 block": (
         _compressed(8, "float", "block", "float-quantized", block_structure=[128, 128]),
         lambda r, c: {"weight": _fp8(r, c), "weight_scale": torch.rand(r // 128, c // 128)},
@@ -147,6 +154,7 @@ def test_blocks_of_a_format(storage):
         f"model.layers.0.{name}.weight": TensorInfo(
             f"model.layers.0.{name}.weight", shape, storage,
             FORMATS[storage].nbytes(shape[0] * shape[1]),
+            group=shape[1] if storage == "FP4" else 0,
         )
         for name, shape in LINEARS.items() if name.endswith("o_proj")
     }  # fmt: skip

@@ -42,6 +42,9 @@ METHODS = {
     "int8": ("INT8", 0, compressed("int", 8, strategy="channel")),
     "compressed fp8": ("FP8", 0, compressed("float", 8, strategy="tensor")),
     "mxfp4": ("MXFP4", 0, {"quant_method": "mxfp4"}),
+    "nvfp4": (
+        "FP4", 0, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+    ),
 }  # fmt: skip
 # Whole panels of 16 rows.
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 224}
@@ -78,7 +81,7 @@ def test_quantized_models(family, method, tmp_path):
     assert (logits[0] - logits[-1]).std() < 0.1 * logits[0].std()
 
 
-@pytest.mark.parametrize("storage", ["INT4", "UINT4", "INT8", "FP8", "MXFP4"])
+@pytest.mark.parametrize("storage", ["INT4", "UINT4", "INT8", "FP8", "FP4", "MXFP4"])
 @pytest.mark.parametrize("group", [0, 64])
 def test_quantized_weights_are_as_large_as_plain_ones(storage, group):
     """Those of a group share a scale, as a GPU finds, and neighbouring groups do not."""
@@ -92,7 +95,8 @@ def test_quantized_weights_are_as_large_as_plain_ones(storage, group):
     matrix = GpuMatrix(storage, 64, 256, "cpu")
     matrix.load(0, torch.from_numpy(raw))
     matrix.settle()
-    assert matrix.layout.group == (32 if storage == "MXFP4" else group or 256)
+    own = {"MXFP4": 32, "FP4": 16}
+    assert matrix.layout.group == own.get(storage, group or 256)
 
 
 @pytest.mark.parametrize("shape", [(6, 64), (3, 6, 64)])
@@ -119,6 +123,7 @@ def test_layers_that_are_left_out():
             ("0.mlp.up_", "attn"),
         ),
         ({"ignore": ["lm_head", "re:.*down_proj$"]}, ("down_proj",)),
+        ({"ignore": ["lm_head", "model.layers.*.mlp*"]}, ("mlp",)),
         ({"dynamic": {"-:.*mlp": {}, "+:.*attn": {"bits": 8}}}, ("mlp",)),
     ):
         method = {"quant_method": "gptq", "bits": 4, "group_size": 32, **lists}

@@ -14,7 +14,7 @@ from tools.triton_examples import Example
 from tools.triton_examples.rowwise import name
 
 EXPERTS, TOP_K, HIDDEN, SIZE = 32, 4, 2048, 768
-STORAGES = ("plain", "FP8", "INT4", "MXFP4", "Q4_K", "Q6_K")
+STORAGES = ("plain", "FP4", "FP8", "INT4", "MXFP4", "Q4_K", "Q6_K")
 ALONE, SMALL, LARGE, BETWEEN = 4, 64, 2048, (256, 512)
 """Tokens: no tiles, the smallest, the largest, and those between."""
 

@@ -125,7 +125,7 @@ def mix_experts(
     hold add nothing. With `weighs_inputs` a weight is multiplied with what its expert reads,
     instead. Both are packed or neither is.
     """
-    if (x.is_cuda and declines(x) is None) or packing.on_gpu(down):
+    if (not x.is_cpu and declines(x) is None) or packing.on_gpu(down):
         from pagoda.kernels.triton.products import experts as gpu_experts
 
         return gpu_experts.mix(x, routed, up, down, gating, first, weighs_inputs, beside)

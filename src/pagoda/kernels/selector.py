@@ -43,7 +43,7 @@ def native_form(device: torch.device, dtype: torch.dtype) -> "CpuOps | Any | Non
 
 @cache
 def _gpu_ops(device: torch.device, dtype: torch.dtype) -> Ops | None:
-    if device.type != "cuda":
+    if device.type not in ("cuda", "meta"):  # tensors without memory stand for a GPU's
         return None
     if find_spec("triton") is None:
         log.warning(

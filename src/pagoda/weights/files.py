@@ -119,7 +119,7 @@ def _open(path: Path) -> ModelFiles:
     ggufs = _gguf_models(path)
     config = path / "config.json"
     if has_safetensors(path) or (config.is_file() and not ggufs):
-        return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
+        return ModelFiles(path, "safetensors", _read_config(config))
     if len(ggufs) > 1:
         names = ", ".join(gguf.name for gguf in ggufs[:5])
         raise CheckpointError(
@@ -130,16 +130,32 @@ def _open(path: Path) -> ModelFiles:
     raise CheckpointError(f"{path} holds no model: neither a config.json nor a GGUF.")
 
 
+def _read_config(path: Path) -> dict[str, Any] | None:
+    """config.json, if it is there; how early checkpoints of ModelOpt are quantized is said in a
+    file beside it."""
+    if not path.is_file():
+        return None
+    config = read_json(path)
+    beside = path.with_name("hf_quant_config.json")
+    if config.get("quantization_config") or not beside.is_file():
+        return config
+    told = read_json(beside).get("quantization")
+    if not isinstance(told, dict) or not told.get("quant_algo"):
+        return config
+    ignored = told.get("exclude_modules")
+    method = {"quant_method": "modelopt", "ignore": ignored, **told}
+    return config | {"quantization_config": method}
+
+
 def has_safetensors(folder: Path) -> bool:
     return (folder / INDEX_NAME).is_file() or bool(weight_files(folder))
 
 
 def _open_file(path: Path) -> ModelFiles:
     if path.name == "config.json":
-        return ModelFiles(path.parent, "safetensors", read_json(path))
+        return ModelFiles(path.parent, "safetensors", _read_config(path))
     if path.suffix == ".safetensors":
-        config = path.parent / "config.json"
-        return ModelFiles(path, "safetensors", read_json(config) if config.is_file() else None)
+        return ModelFiles(path, "safetensors", _read_config(path.parent / "config.json"))
     try:
         with path.open("rb") as file:
             start = file.read(START)

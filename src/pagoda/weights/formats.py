@@ -83,6 +83,8 @@ _PUBLISHED = (
     ("UINT4", 32, 21),  # scale, byte of zero point, codes as in Q4_0: scale * (code - zero)
     ("INT8", 32, 36),  # scale, 32 signed bytes
     ("FP8", 32, 36),  # scale, 32 numbers of E4M3
+    # The row's fp32 scale, two of E4M3 for 16 columns each, numbers of E2M1 as Q4_0's codes lie.
+    ("FP4", 32, 22),
     ("DECODED", 1, 4),  # fp32, where scales cover no whole blocks: nothing above 8 bits is in them
 )
 
@@ -93,12 +95,13 @@ FORMATS: Mapping[str, StorageFormat] = {
 PUBLISHED = frozenset(row[0] for row in _PUBLISHED)
 """What `weights.prequantized` makes of quantized safetensors."""
 
-_NEAREST: Mapping[str, str] = {
-    "INT4": "Q4_0",
-    "UINT4": "Q4_1",
-    "INT8": "Q8_0",
-    "FP8": "Q8_0",
-    "DECODED": "Q8_0",
+_NEAREST: Mapping[str, tuple[str, ...]] = {
+    "INT4": ("Q4_0",),
+    "UINT4": ("Q4_1",),
+    "INT8": ("Q8_0",),
+    "FP8": ("Q8_0",),
+    "FP4": ("Q6_K", "Q8_0"),
+    "DECODED": ("Q8_0",),
 }
 
 
@@ -109,9 +112,9 @@ def held_as(storage: str, columns: int, kernels: Collection[str]) -> str:
     """
     if storage in kernels:
         return storage
-    nearest = _NEAREST.get(storage, "BF16")
-    if nearest in kernels and columns % FORMATS[nearest].block_elements == 0:
-        return nearest
+    for nearest in _NEAREST.get(storage, ()):
+        if nearest in kernels and columns % FORMATS[nearest].block_elements == 0:
+            return nearest
     return "BF16"
 
 

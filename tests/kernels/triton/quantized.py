@@ -17,7 +17,7 @@ _HALVES = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
 }
-_SINGLES = ("INT4", "UINT4", "INT8", "FP8")
+_SINGLES = ("INT4", "UINT4", "INT8", "FP8", "FP4")
 
 
 def random_raw(storage: str, rows: int, columns: int, seed: int = 0) -> torch.Tensor:
@@ -34,6 +34,9 @@ def random_raw(storage: str, rows: int, columns: int, seed: int = 0) -> torch.Te
     )
     scales = (torch.randn(*shape, 1, generator=generator) / largest).abs() + 1 / largest
     if storage in _SINGLES:
+        if storage == "FP4":  # one for a row, times those of groups: 0.5 to 2
+            scales = scales[:, :1].expand_as(scales).contiguous()
+            raw[..., 4:6] = torch.randint(0x30, 0x41, (*shape, 2), generator=generator)
         raw[..., :4] = scales.view(torch.uint8)
     elif storage == "MXFP4":
         raw[..., 0] = torch.randint(123, 127, shape, generator=generator)

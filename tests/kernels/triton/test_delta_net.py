@@ -86,6 +86,32 @@ def test_gated_delta_rule(form, key_heads, value_heads, key_dim, value_dim, tile
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
 
 
+@pytest.mark.parametrize("form", [MIXED, DRAFTS], ids=["none has", "some have"])
+@pytest.mark.parametrize("nobody", [0, 60], ids=["", "more requests than tokens"])
+def test_captured_steps_may_have_drafts(form, nobody, device):
+    """They are launched for drafts, whether there are some, and padded by requests without tokens;
+    also where each of their tokens might be a request's only one."""
+    shape, tokens = (2, 24, 16), sum(form[0])
+    cache, slots = step(shape, *form, device)
+    qkv = spread_rows((tokens, 2 * 24 + 2 * 16), torch.float16, device)
+    strength, x = (spread_rows((tokens, 4), torch.float16, device) * 2).chunk(2, dim=1)
+    decay = reference.Decay(x, -torch.rand(2, device=device), torch.randn(2, device=device))
+    expected_cache = cache.clone()
+    expected = reference.gated_delta_rule(
+        qkv.clone(), strength, decay, expected_cache, slots, tiled=False
+    )
+    ends, nothing = slots.query_start[-1:].repeat(nobody), slots.read.new_zeros(nobody)
+    padded = slots._replace(
+        drafts=True,
+        read=torch.cat((slots.read, nothing)),
+        kv_lens=torch.cat((slots.kv_lens, nothing)),
+        query_start=torch.cat((slots.query_start, ends)),
+    )
+    found = delta_net.gated_delta_rule(qkv, strength, decay, cache, padded, tiled=False)
+    torch.testing.assert_close(found, expected, **TOLERANCE[torch.float16])
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
+
+
 LONG = ([17, 1, 150, 150, 600, 3, 0, 64, 18], [0, 4, 0, 90, 33, 0, 5, 7, 2], [0] * 8 + [2])
 
 

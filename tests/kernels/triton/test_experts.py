@@ -92,6 +92,7 @@ def packed_experts(storages, count: int, rows: int, columns: int, dtype, device,
     [
         (("Q4_K", "Q4_K"), "Q8_0", 256),
         (("MXFP4", "MXFP4"), "MXFP4", 96),
+        (("FP4", "FP4"), "FP4", 96),
         (("INT4", "INT4"), "FP8", 64),
         (("Q8_0", "Q4_0"), "Q4_1", 64),  # stored apart
     ],

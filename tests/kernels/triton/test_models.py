@@ -11,6 +11,7 @@ from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import cpu
 from pagoda.kernels.triton import ops as triton_ops
 from pagoda.planner.attention import AttentionChoice, own_attention
+from pagoda.planner.captured import CapturedSize
 from tests.models import tiny
 from tests.models.driver import Driver
 from tests.models.test_captured import capture
@@ -121,13 +122,13 @@ def test_steps_padded_to_a_captured_size(tmp_path, device, on_triton):
     expected = tiny.reference_logits(reference, ids)
     driver = Driver(model)
     driver.step({"a": ids[:3], "b": ids[:2], "c": ids[:4]})
-    steps = capture(driver, 4, (4, 4))
+    steps = capture(driver, 4, CapturedSize(4, 4))
     for _ in range(2):
         lens = {req: driver.lens[req] for req in ("b", "a")}
         logits, _ = replay(steps, driver, {req: [ids[at]] for req, at in lens.items()})
         rows = expected[list(lens.values())]
         torch.testing.assert_close(logits, rows, rtol=0, atol=1e-4)
-    assert list(steps._graphs) == [(4, 4)]
+    assert list(steps._graphs) == [CapturedSize(4, 4)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
@@ -139,14 +140,14 @@ def test_steps_with_prompts_padded_to_a_captured_size(case, tmp_path, device, on
     expected = tiny.reference_logits(reference, ids)
     driver = Driver(model)
     driver.step({"a": ids[:3], "b": ids[:2]})
-    steps = capture(driver, 4, (4, 16, 4))
+    steps = capture(driver, 4, CapturedSize(4, 16, prompts=True))
     for counts in ({"b": 1, "a": 3, "c": 5}, {"c": 4, "a": 1}):
         lens = {req: driver.lens.get(req, 0) for req in counts}
         step = {req: ids[lens[req] : lens[req] + count] for req, count in counts.items()}
         logits, _ = replay(steps, driver, step)
         places = [lens[req] + count - 1 for req, count in counts.items()]
         torch.testing.assert_close(logits, expected[places], rtol=0, atol=1e-4)
-    assert list(steps._graphs) == [(4, 16, 4)]
+    assert list(steps._graphs) == [CapturedSize(4, 16, prompts=True)]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
@@ -158,11 +159,11 @@ def test_steps_with_guesses_padded_to_a_captured_size(case, tmp_path, device, on
     expected = tiny.reference_logits(reference, ids)
     driver = Driver(model)
     driver.step({"a": ids[:3], "b": ids[:2], "c": ids[:4]})
-    steps = capture(driver, 4, (4, 8))
+    steps = capture(driver, 4, CapturedSize(4, 8))
     for counts in ({"b": 1, "a": 3}, {"a": 2, "c": 3, "b": 1}):
         lens = {req: driver.lens[req] for req in counts}
         step = {req: ids[lens[req] : lens[req] + count] for req, count in counts.items()}
-        logits, _ = replay(steps, driver, step, all_rows=True)
+        logits, _ = replay(steps, driver, step, {req: len(ids) for req, ids in step.items()})
         places = [lens[req] + i for req, count in counts.items() for i in range(count)]
         torch.testing.assert_close(logits, expected[places], rtol=0, atol=1e-4)
-    assert list(steps._graphs) == [(4, 8)]
+    assert list(steps._graphs) == [CapturedSize(4, 8)]

@@ -32,6 +32,10 @@ PARTS = {
         ("weight_zero_point", "I32", (OUT // 8, GROUPS)), ("weight_shape", "I64", (2,)),
     ],
     "fp8": [("weight", "F8_E4M3", (OUT, IN)), ("weight_scale_inv", "F32", (2, 4))],
+    "modelopt": [
+        ("weight", "U8", (OUT, IN // 2)), ("weight_scale", "F8_E4M3", (OUT, IN // 16)),
+        ("weight_scale_2", "F32", ()),
+    ],
 }  # fmt: skip
 CONFIGS = {
     "gptq": {"bits": 4, "group_size": GROUP, "sym": False, "desc_act": False},
@@ -46,6 +50,7 @@ CONFIGS = {
         },
     },
     "fp8": {"weight_block_size": [32, GROUP]},
+    "modelopt": {"quant_algo": "NVFP4"},
 }
 
 
@@ -157,6 +162,10 @@ def test_a_missing_piece_is_named(method):
         ("compressed-tensors", "weight_scale", "BF16", (OUT, 7), "a.proj.weight_scale has the"),
         ("compressed-tensors", "weight_zero_point", "I32", (OUT, GROUPS), "zero_point has the"),
         ("fp8", "weight_scale_inv", "F32", (3, 4), "a.proj.weight_scale_inv has the shape"),
+        ("modelopt", "weight", "U8", (OUT, IN // 2 + 4), "whole groups of 16 columns"),
+        ("modelopt", "weight_scale", "F8_E4M3", (OUT, GROUPS), "a.proj.weight_scale has the shape"),
+        ("modelopt", "weight_scale_2", "F32", (OUT,), "one scale of the whole matrix"),
+        ("modelopt", "weight_scale", "F16", (OUT, IN // 16), "F16, but NVFP4 has F8_E4M3 there"),
     ],
 )
 def test_a_wrong_shape_is_named(method, part, kind, shape, message):
@@ -174,6 +183,25 @@ def test_a_wrong_shape_is_named(method, part, kind, shape, message):
 def test_a_wrong_type_is_named(method, part, kind, shape, message):
     checkpoint = published(method, changed(method, part, kind, shape))
     with pytest.raises(CheckpointError, match=message):
+        checkpoint.read("a.proj.weight")
+
+
+def test_a_scale_that_cannot_be_divided_by_is_named():
+    parts = [
+        ("weight_packed", "U8", (OUT, IN // 2)), ("weight_scale", "F8_E4M3", (OUT, IN // 16)),
+        ("weight_global_scale", "F32", (1,)),
+    ]  # fmt: skip
+    weights = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    told = config("compressed-tensors", format="nvfp4-pack-quantized", config_groups=groups)
+    memory = Memory(parts)
+    memory.raw["a.proj.weight_global_scale"][:] = 0
+    method = method_of(told)
+    assert (method.storage, method.group_size) == ("FP4", -1)
+    checkpoint = PublishedCheckpoint(memory, method)
+    with pytest.raises(
+        CheckpointError, match="weight_global_scale is 0.0, and weights are divided"
+    ):
         checkpoint.read("a.proj.weight")
 
 
@@ -233,11 +261,12 @@ def test_every_number_of_e4m3():
     ("storage", "columns", "held"),
     [
         ("INT4", 64, "Q4_0"), ("UINT4", 64, "Q4_1"), ("FP8", 64, "Q8_0"), ("DECODED", 64, "Q8_0"),
-        ("DECODED", 40, "BF16"), ("Q4_1", 64, "Q4_1"), ("IQ2_S", 256, "BF16"),
+        ("FP4", 512, "Q6_K"), ("FP4", 96, "Q8_0"), ("DECODED", 40, "BF16"),
+        ("Q4_1", 64, "Q4_1"), ("IQ2_S", 256, "BF16"),
     ],
 )  # fmt: skip
 def test_what_holds_a_storage_format(storage, columns, held):
-    assert held_as(storage, columns, {"Q4_0", "Q4_1", "Q8_0", "BF16"}) == held
+    assert held_as(storage, columns, {"Q4_0", "Q4_1", "Q6_K", "Q8_0", "BF16"}) == held
 
 
 def test_without_that_kernel_it_is_bf16():
@@ -267,8 +296,8 @@ def test_every_method_says_what_it_is():
         ("auto-round", {"packing_format": "auto_round:llm_compressor"}, "AutoRound packed as"),
         ("auto-round", {"data_type": "mx_fp"}, "AutoRound in mx_fp"),
         ("fp8", {"fmt": "e5m2"}, "fp8 in 'e5m2'"),
-        ("modelopt", {"quant_algo": "NVFP4"}, "ModelOpt's NVFP4"),
-        ("compressed-tensors", {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        ("modelopt", {"quant_algo": "NVFP4_AWQ"}, "ModelOpt's NVFP4_AWQ"),
+        ("compressed-tensors", {"format": "nvfp4-pack-quantized"}, "int weights of 4 bits"),
         ("compressed-tensors", {"format": "marlin-24"}, "compressed-tensors' marlin-24"),
         ("compressed-tensors", {"sparsity_config": {"format": "sparse-bitmask"}}, "sparse weights"),
         ("compressed-tensors", {"transform_config": {"config_groups": {"R1": {}}}}, "rotations"),

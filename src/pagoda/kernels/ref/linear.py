@@ -18,7 +18,7 @@ def matmul(
     (x's without one), in which it is accumulated and rounded once."""
     if out_dtype is None or out_dtype == x.dtype:
         return F.linear(x, weight, bias)
-    if x.is_cuda:
+    if not x.is_cpu:
         out = torch.mm(x, weight.t(), out_dtype=out_dtype)
     else:
         out = _widened(x, weight, out_dtype)

@@ -9,14 +9,15 @@ import torch
 SHARED_MEMORY = {70: 96, 75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB that one program may ask for, by compute capability (CUDA C++ programming guide, table of
 technical specifications)."""
-_PROCESSORS = 132  # of an H100; stands for a GPU that is not there
+H100_PROCESSORS = 132
+"""Stand for those of a GPU that is not there."""
 
-_assumed = 90
+_assumed, _assumed_processors = 90, H100_PROCESSORS
 
 
 def capability(x: torch.Tensor) -> int:
-    """The compute capability of the GPU that holds `x`, of any shape, as 90 for 9.0; for a CPU
-    tensor the one that is assumed."""
+    """The compute capability of the GPU that holds `x`, of any shape, as 90 for 9.0; for
+    other tensors the one that is assumed."""
     return capability_of(x.device)
 
 
@@ -27,18 +28,24 @@ def capability_of(device: torch.device) -> int:
 
 def processors(x: torch.Tensor) -> int:
     """Streaming multiprocessors of the GPU that holds `x`, of any shape."""
-    return _processors(x.device.index) if x.is_cuda else _PROCESSORS
+    return processors_of(x.device)
+
+
+def processors_of(device: torch.device) -> int:
+    """As `processors`."""
+    return _processors(device.index) if device.type == "cuda" else _assumed_processors
 
 
 @contextmanager
-def assuming(capability: int) -> Iterator[None]:
-    """Treat CPU tensors as if they lay on such a GPU."""
-    global _assumed
-    before, _assumed = _assumed, capability
+def assuming(capability: int, processors: int = H100_PROCESSORS) -> Iterator[None]:
+    """Treat tensors of a CPU, and those without memory, as if they lay on such a GPU."""
+    global _assumed, _assumed_processors
+    before = _assumed, _assumed_processors
+    _assumed, _assumed_processors = capability, processors
     try:
         yield
     finally:
-        _assumed = before
+        _assumed, _assumed_processors = before
 
 
 @cache

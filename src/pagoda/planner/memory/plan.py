@@ -9,7 +9,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
-from pagoda.planner.captured import CapturedSize, StepSize
+from pagoda.planner.captured import CapturedSize
 from pagoda.planner.memory.placement import ON_DEVICE, Placement
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -22,6 +22,8 @@ PROCESS_BYTES = {"cpu": 168 << 20, "cuda": 400 << 20}
 _HEAP_BYTES = 20 << 20
 # Parts of a request that attention on a GPU reads side by side, at most.
 _SPLITS = 32
+# A request with more tokens in a step has none.
+_SPLIT_QUERIES = 16
 _GRAPH_LAYER_BYTES = 128 << 10
 PROMPT_LOGITS = 1 << 22
 """Logits of prompt tokens that the runner computes at once: 16 MiB of fp32."""
@@ -205,7 +207,9 @@ def position_bytes(spec: ModelSpec) -> int:
     return 4 * (sum(rope.rotary_dim for rope in ropes) + len(scalings))
 
 
-def captured_bytes(spec: ModelSpec, dtype: str, sizes: Sequence[StepSize], ranks: int = 1) -> int:
+def captured_bytes(
+    spec: ModelSpec, dtype: str, sizes: Sequence[CapturedSize], ranks: int = 1
+) -> int:
     """Most that captured steps may take on a GPU: their outputs, twice the largest step's
     intermediates (smaller steps captured before it leave gaps), the partial results of attention
     that is split, and what the driver keeps of each launch. The last is assumed, not measured.
@@ -215,15 +219,16 @@ def captured_bytes(spec: ModelSpec, dtype: str, sizes: Sequence[StepSize], ranks
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
     # Of each token, and of each row of logits: once to keep, twice between.
-    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers) + splits
+    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers)
     row = 3 * 4 * -(-spec.vocab_size // ranks)
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
     if spec.drafts:  # a head's passes are captured as well, with outputs of their own
         token += 2 * width * spec.hidden_size
         row += 4 * spec.vocab_size
-        graphs += sum(isinstance(size, CapturedSize) for size in sizes) * _GRAPH_LAYER_BYTES
+        graphs += sum(not size.prompts for size in sizes) * _GRAPH_LAYER_BYTES
     tokens, rows = max(size.tokens for size in sizes), max(size.samples for size in sizes)
-    return tokens * token + rows * row + graphs
+    parts = max(min(size.tokens, _SPLIT_QUERIES * size.requests) for size in sizes)
+    return tokens * token + parts * splits + rows * row + graphs
 
 
 def _per_token(layer: LayerSpec, width: int) -> int:

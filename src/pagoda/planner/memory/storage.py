@@ -13,6 +13,8 @@ _COSTS: Mapping[tuple[str, str], str] = {
     ("UINT4", "Q4_1"): "the same codes, scales and minima in fp16",
     ("INT8", "Q8_0"): "the same codes, scales in fp16",
     ("FP8", "Q8_0"): "rounded once more, by 0.55% (rms)",
+    ("FP4", "Q6_K"): "the same codes, scales in a byte times fp16",
+    ("FP4", "Q8_0"): "rounded once more, by 0.57% (rms)",
     ("DECODED", "Q8_0"): "rounded once more, by 0.5% (rms), for its scales cover no whole blocks",
 }
 

@@ -54,6 +54,8 @@ class ModelTensor:
     """How many units they share the columns by; 0 where each holds all of them."""
     layer: int | None = None
     """Layer of the language model; None for what is in none, the draft head's included."""
+    column_runs: int = 1
+    """In how many places of the matrix the columns of one device lie, where they are shared."""
 
     @property
     def drafts(self) -> bool:
@@ -132,13 +134,16 @@ def _linear(
     bias: bool = False,
     *,
     column_units: int = 0,
+    column_runs: int = 1,
     layer: int | None = None,
     role: Role = "linear",
 ) -> Iterator[ModelTensor]:
     """Split on rows, or where `column_units` are given on columns."""
     rows = sum(part.rows for part in parts)
     split = () if column_units else parts
-    yield ModelTensor(name + ".weight", (rows, columns), role, split, column_units, layer)
+    yield ModelTensor(
+        name + ".weight", (rows, columns), role, split, column_units, layer, column_runs
+    )
     if bias:
         yield ModelTensor(name + ".bias", (rows,), "vector", split, layer=layer)
 
@@ -206,8 +211,9 @@ def _delta_net(
         yield ModelTensor(f"{prefix}gates.{name}", (heads.rows,), "vector", (heads,), layer=index)
     yield from _norm(prefix + "norm", spec.value_head_dim, layer=index)
     yield from _linear(
-        prefix + "output", _rows(hidden), values.rows, column_units=values.units, layer=index
-    )
+        prefix + "output", _rows(hidden), values.rows, column_units=values.units,
+        column_runs=spec.num_value_heads // spec.num_key_heads if spec.tiled else 1, layer=index,
+    )  # fmt: skip
 
 
 def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int | None) -> Iterator[ModelTensor]:

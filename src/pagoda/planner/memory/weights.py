@@ -13,8 +13,8 @@ PLAIN_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Storage formats of the types that `--dtype` names."""
 
 
-# What lies beside the codes of a block: an fp32 scale, of UINT4 with a byte of zero point.
-_SCALE_BYTES = {"INT4": 4, "UINT4": 5, "INT8": 4, "FP8": 4}
+# What blocks may share: an fp32 scale, of UINT4 with a byte of zero point.
+_SCALE_BYTES = {"INT4": 4, "UINT4": 5, "INT8": 4, "FP8": 4, "FP4": 4}
 # On a GPU the six-bit scales (and minima) of K-quants and IQ4 take a byte each.
 _GPU_BLOCKS = {"Q3_K": 114, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
 

@@ -32,6 +32,7 @@ _OUTPUTS = "outputs are not rounded"
 _LEFT_OUT: Mapping[str, str] = {
     "input_scale": _ACTIVATIONS,
     "input_scale_ub": _ACTIVATIONS,
+    "input_global_scale": _ACTIVATIONS,
     "input_zero_point": _ACTIVATIONS,
     "activation_scale": _ACTIVATIONS,
     "output_scale": _OUTPUTS,

@@ -3,6 +3,8 @@
 Packed layers are `weight_packed` [out, in * bits / 32] of int32, `weight_scale` [out, groups],
 `weight_zero_point` [out * bits / 32, groups] where asymmetric, `weight_g_idx` [in] where columns
 are in activation order; others `weight` of E4M3 or I8, `weight_scale` and `weight_zero_point`.
+NVFP4 is `weight_packed` [out, in / 2] of U8, `weight_scale` [out, in / 16] of E4M3 and
+`weight_global_scale`, one fp32 number that scales are divided by.
 """
 
 import re
@@ -13,11 +15,13 @@ import numpy as np
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.prequantized.matrix import Fields, Indices, Layer, Matrix
+from pagoda.weights.prequantized.nvfp4 import COMPRESSED, Nvfp4Matrix
 from pagoda.weights.prequantized.packing import Bytes, across, along_rows, word_span, words
 from pagoda.weights.prequantized.scaled import ScaledMatrix, Scales
 from pagoda.weights.prequantized.settings import Settings
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", _NVFP4)
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class CompressedTensors:
     def storage(self) -> str:
         scheme = self.schemes[0]
         if scheme.kind == "float":
-            return "FP8"
+            return "FP4" if scheme.bits == 4 else "FP8"
         if scheme.bits == 8:
             return "INT8"
         return "INT4" if scheme.symmetric else "UINT4"
@@ -60,6 +64,8 @@ class CompressedTensors:
     def matrix(self, layer: Layer) -> Matrix | None:
         if "weight_packed" in layer.parts:
             scheme = self._scheme(layer.name)
+            if scheme.kind == "float":
+                return Nvfp4Matrix(layer, COMPRESSED)
             return PackedMatrix(layer, scheme.bits, scheme.symmetric)
         weight = layer.parts.get("weight")
         if weight is None or weight.type not in ("I8", "F8_E4M3"):
@@ -106,15 +112,16 @@ def from_config(settings: Settings) -> CompressedTensors:
         if packing not in _FORMATS:
             known = ", ".join(_FORMATS)
             raise settings.unsupported(f"compressed-tensors' {packing} (known are {known})")
-        schemes.append(_scheme(group.texts("targets"), weights))
+        schemes.append(_scheme(group.texts("targets"), weights, packing))
     if not schemes:
         raise settings.error("config_groups", "says of no weights how they are quantized")
     return CompressedTensors(tuple(schemes))
 
 
-def _scheme(targets: tuple[str, ...], weights: Settings) -> Scheme:
+def _scheme(targets: tuple[str, ...], weights: Settings, packing: str) -> Scheme:
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
-    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+    known = (("float", 4),) if packing == _NVFP4 else (("int", 4), ("int", 8), ("float", 8))
+    if (kind, bits) not in known:
         raise weights.unsupported(f"{kind} weights of {bits} bits in compressed-tensors")
     for target in targets:
         try:
@@ -125,6 +132,7 @@ def _scheme(targets: tuple[str, ...], weights: Settings) -> Scheme:
     strategy = weights.text("strategy", "tensor")
     places = {
         "group": f"groups of {weights.values.get('group_size')}",
+        "tensor_group": f"groups of {weights.values.get('group_size')}",
         "block": f"blocks of {block}",
         "channel": "one group per row",
     }

@@ -42,10 +42,3 @@ def from_config(settings: Settings) -> Fp8:
     if kind not in ("e4m3", "float8_e4m3fn", "e4m3fn"):
         raise settings.unsupported(f"fp8 in {kind!r} (known is e4m3)")
     return Fp8(settings.pair("weight_block_size"))
-
-
-def modelopt_from_config(settings: Settings) -> Fp8:
-    algorithm = settings.text("quant_algo", "FP8").upper()
-    if algorithm != "FP8":
-        raise settings.unsupported(f"ModelOpt's {algorithm} (known is FP8)")
-    return Fp8(None)

@@ -31,6 +31,10 @@ def _e4m3() -> Floats:
 
 E4M3 = _e4m3()
 
+_MAGNITUDES = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
+E2M1 = np.array((*_MAGNITUDES, *(-x for x in _MAGNITUDES)), np.float32)
+"""The 16 numbers of E2M1 (OCP Microscaling Formats 1.0)."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -87,7 +91,7 @@ class Fields:
     """A slice of a matrix: column c is (codes - zeros) * scales, zeros and scales of its group."""
 
     codes: Bytes
-    """[rows, columns]: unsigned, of INT8 signed bytes, of FP8 numbers of E4M3."""
+    """[rows, columns]: unsigned, of INT8 signed bytes, of FP8 numbers of E4M3, of FP4 of E2M1."""
     scales: Floats
     """[rows, groups]"""
     zeros: Bytes | None
@@ -102,8 +106,8 @@ class Matrix(ABC):
 
     def __init__(self, layer: Layer, shape: tuple[int, ...], kind: str, group_size: int):
         """`shape` is [out_features, in_features], of a stack behind [experts]. `kind` is INT4,
-        UINT4, INT8, UINT8 or FP8. `group_size` is the run of columns that share a scale; 0 where
-        these lie scattered."""
+        UINT4, INT8, UINT8, FP8 or FP4. `group_size` is the run of columns that share a scale; 0
+        where these lie scattered."""
         self.layer = layer
         self.kind = kind
         columns = shape[-1]
@@ -145,10 +149,13 @@ def numbers(
     return widened(raw, info.type)
 
 
+_NUMBERS: Mapping[str, Floats] = {"FP8": E4M3, "FP4": E2M1}
+
+
 def _decoded(fields: Fields, kind: str) -> Floats:
     scales = fields.scales[:, fields.group_of]
-    if kind == "FP8":
-        return E4M3[fields.codes] * scales
+    if kind in _NUMBERS:
+        return _NUMBERS[kind][fields.codes] * scales
     if kind == "INT8":
         return fields.codes.view(np.int8).astype(np.float32) * scales
     zeros = 8 if fields.zeros is None else fields.zeros[:, fields.group_of].astype(np.float32)

@@ -1,5 +1,6 @@
 """Which methods of quantization are known, by `quant_method` in config.json."""
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +23,7 @@ METHODS = Registry(
         "compressed-tensors": _HERE + "compressed:from_config",
         "fp8": _HERE + "fp8:from_config",
         "fbgemm_fp8": _HERE + "fp8:from_config",
-        "modelopt": _HERE + "fp8:modelopt_from_config",
+        "modelopt": _HERE + "modelopt:from_config",
     },
 )
 
@@ -100,6 +101,7 @@ def left_out(config: Mapping[str, Any] | None) -> Callable[[str], bool]:
     names = [*settings.texts("modules_to_not_convert"), *settings.texts("ignore")]
     whole = {name for name in names if not name.startswith("re:")}
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
+    patterns += [fnmatch.translate(name) for name in whole if "*" in name]  # ModelOpt's
     dynamic = settings.section("dynamic")
     if dynamic is not None:
         patterns += [key.removeprefix("-:") for key in dynamic.values if key.startswith("-:")]

@@ -84,7 +84,7 @@ def test_programs_of_a_processor(registers, shared, each, programs):
 @pytest.mark.parametrize(
     ("storage", "most", "targets"),
     [("INT4", 4, (80, 90)), ("Q4_0", 4, (80, 90)), ("Q4_K", 4, (80, 90)),
-     ("MXFP4", 5, (80, 90)), ("FP8", 3, (90,)), ("FP8", 5, (75, 80, 86))],
+     ("MXFP4", 5, (80, 90)), ("FP4", 5.5, (80, 90)), ("FP8", 3, (90,)), ("FP8", 5, (75, 80, 86))],
 )  # fmt: skip
 def test_a_tokens_products_are_cheap(storage, most, targets):
     """Fewer instructions than a GPU issues while it reads a weight, and what keeps its memory busy

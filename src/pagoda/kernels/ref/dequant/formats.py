@@ -49,6 +49,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "UINT4": published.uint4,
     "INT8": published.int8,
     "FP8": published.fp8,
+    "FP4": published.fp4,
 }
 
 SUPPORTED = frozenset(_PLAIN) | frozenset(_DECODERS)

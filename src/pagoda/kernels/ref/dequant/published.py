@@ -6,9 +6,11 @@ one rounding; so it equals the packages that wrote them in any dtype that these 
 
 import torch
 
-from pagoda.kernels.ref.dequant.bits import fields, nibbles
+from pagoda.kernels.ref.dequant.bits import fields, lookup, nibbles
 
 Tensor = torch.Tensor
+
+_E2M1 = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6))
 
 
 def _single(raw: Tensor) -> Tensor:
@@ -37,3 +39,10 @@ def fp8(blocks: Tensor) -> Tensor:
     """uint8 [n, 36]: fp32 scale, 32 codes of E4M3 -> fp32 [n, 32]."""
     scale, codes = fields(blocks, 4, 32)
     return _single(scale) * codes.contiguous().view(torch.float8_e4m3fn).float()
+
+
+def fp4(blocks: Tensor) -> Tensor:
+    """uint8 [n, 22]: fp32 scale, two scales of E4M3, 32 codes of E2M1 -> fp32 [n, 32]."""
+    whole, scales, packed = fields(blocks, 4, 2, 16)
+    each = scales.contiguous().view(torch.float8_e4m3fn).float() * _single(whole)
+    return (lookup(_E2M1, nibbles(packed)).view(-1, 2, 16) * each.unsqueeze(-1)).flatten(1)

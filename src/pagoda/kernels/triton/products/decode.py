@@ -12,6 +12,7 @@ puts right by how much these are off when it applies the scale.
 import triton
 import triton.language as tl
 
+from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.products.layouts import Layout
 from pagoda.kernels.triton.products.native import e2m1, e4m3, e4m3_bits, nibble
 
@@ -45,8 +46,8 @@ def _base(layout: Layout) -> float:
 @triton.constexpr_function
 def _unit(layout: Layout) -> float:
     """How much of `_number` is one: a power of two."""
-    if layout.codes == "e2m1":  # numbers are doubled, for their scales are halved
-        return 2.0**-15
+    if layout.codes == "e2m1":  # where scales are halved, numbers are doubled
+        return 2.0**-15 if layout.scale == "power" else 2.0**-14
     if layout.codes == "e4m3":
         return 2.0**-8
     return 2.0 if _nibbles(layout) else 1.0
@@ -121,6 +122,9 @@ def _group_scale(scales, supers, step, SHARE: tl.constexpr, row, rows, columns,
         code = own.to(tl.int32)
         bits = tl.where(code < 2, 0x200000 << code, (code - 1) << 23)
         result = bits.to(tl.float32, bitcast=True)
+    elif KIND == "e4m3":
+        shared = tl.load(supers + row.to(tl.int64))
+        result = decode_fp8(own, 3).to(tl.float32) * shared[:, None]
     elif KIND == "byte" or KIND == "nibble":
         if KIND == "nibble":
             own = (own >> 4) if MINIMUM else (own & 15)

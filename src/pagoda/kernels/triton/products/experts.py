@@ -68,26 +68,40 @@ def _alone(
     expert = tl.load(ids + assignment).to(tl.int32) - first
     if (expert < 0) | (expert >= count):
         return
+    OWN: tl.constexpr = ROWS // 2 if GATED else ROWS
     # The last tile is a whole one, too: what another has computes the same.
-    tile = tl.minimum((tl.program_id(0) // assignments) * ROWS, rows - ROWS).to(tl.int64)
-    row = tile + tl.arange(0, ROWS)
-    own = expert * stride + row
+    tile = tl.minimum((tl.program_id(0) // assignments) * OWN, rows - OWN).to(tl.int64)
+    which = tl.arange(0, ROWS)
+    row = tile + which % OWN
+    if GATED:
+        # Rows of both matrices in one tile: more bytes are under way than if they took turns.
+        second = which >= OWN
+        line = second[:, None]
+        begin = tl.where(second, begin2, begin)
+        # As all pointers that are given; unless it is said, codes go through shared memory.
+        low = tl.multiple_of(tl.where(line, low2, low), (16, 16))
+        if high is not None:
+            high = tl.multiple_of(tl.where(line, high2, high), (16, 16))
+        if scales is not None:
+            scales = tl.where(line, scales2, scales)
+        if minima is not None:
+            minima = tl.where(line, minima2, minima)
+        if supers is not None:
+            supers = tl.where(second, supers2, supers)
+        if bias is not None:
+            bias = tl.where(second, bias2, bias)
     given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
     total = row_sums(
-        given, low, high, scales, minima, supers, begin + own, all_rows, columns, 0, last, LAYOUT,
-        WHOLE,
+        given, low, high, scales, minima, supers, begin + expert * stride + row, all_rows, columns,
+        0, last, LAYOUT, WHOLE,
     )  # fmt: skip
     total = _weighed(total, weights, assignment, True, 0)
     total = _with_bias(total, bias, expert, bias_stride, row, None, 1)
     if GATED:
-        up = row_sums(
-            given, low2, high2, scales2, minima2, supers2, begin2 + own, all_rows, columns, 0,
-            last, LAYOUT, WHOLE,
-        )  # fmt: skip
-        up = _weighed(up, weights, assignment, True, 0)
-        up = _with_bias(up, bias2, expert, bias_stride, row, None, 1)
-        total = gated(total, up, alpha, limit, KIND, CLAMPS)
-    tl.store(out + assignment * out_stride + row, total.to(out.dtype.element_ty))
+        gate, up = tl.split(tl.trans(tl.reshape(total, (2, OWN))))
+        total = gated(gate, up, alpha, limit, KIND, CLAMPS)
+    place = out + assignment * out_stride + tile + tl.arange(0, OWN)
+    tl.store(place, total.to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -332,8 +346,8 @@ def _project(
         "CLAMPS": how.limit != 0,
     }  # fmt: skip
     if step.groups is None:
-        tile = rows_of_tile(matrix.layout, x.dtype, one.rows)
-        _alone[(number * triton.cdiv(one.rows, tile),)](
+        tile = rows_of_tile(matrix.layout, x.dtype, one.rows * len(parts))
+        _alone[(number * triton.cdiv(one.rows, tile // len(parts)),)](
             x, step.ids, weights, out, *matrices, number, step.first, step.count, sharers, *sizes,
             ROWS=tile, **kinds, num_warps=4, num_stages=2,
         )  # fmt: skip

@@ -23,7 +23,7 @@ class Fields(NamedTuple):
     minima: Tensor | None = None
     """[n, groups]."""
     supers: Tensor | None = None
-    """fp16 [n, 1 or 2]: what scales, and minima, are multiplied with."""
+    """fp16 [n, 1 or 2]: what scales, and minima, are multiplied with; of FP4 fp32 [n, 1]."""
 
 
 def _q4_0(blocks: Tensor) -> Fields:
@@ -126,6 +126,11 @@ def _fp8(blocks: Tensor) -> Fields:
     return Fields(codes, _single(scale))
 
 
+def _fp4(blocks: Tensor) -> Fields:
+    whole, scales, packed = fields(blocks, 4, 2, 16)
+    return Fields(nibbles(packed), scales, None, _single(whole))
+
+
 FIELDS: dict[str, Callable[[Tensor], Fields]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -144,6 +149,7 @@ FIELDS: dict[str, Callable[[Tensor], Fields]] = {
     "UINT4": _uint4,
     "INT8": _int8,
     "FP8": _fp8,
+    "FP4": _fp4,
 }
 
 

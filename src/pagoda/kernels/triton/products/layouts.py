@@ -29,7 +29,8 @@ class Layout:
     group: int = 32
     """Columns that share a scale; whole rows may."""
     scale: str = "half"
-    """`half`, `single`, `power` of two (E8M0), a `byte` or a `nibble` times the block's fp16."""
+    """`half`, `single`, `power` of two (E8M0), a `byte` or a `nibble` times the block's fp16, or
+    `e4m3` times the row's fp32."""
     minimum: str = ""
     """What goes beside the scale: `added` (fp16), `taken` off (a number like the scale's), or a
     `zero` point for the codes; nothing where empty."""
@@ -70,6 +71,7 @@ _QUANTIZED = (
     Layout("UINT4", (4,), scale="single", minimum="zero"),
     Layout("INT8", (8,), offset=128, scale="single"),
     Layout("FP8", (8,), "e4m3", scale="single"),
+    Layout("FP4", (4,), "e2m1", group=16, scale="e4m3"),
 )
 _LAYOUTS = {layout.storage: layout for layout in _QUANTIZED}
 

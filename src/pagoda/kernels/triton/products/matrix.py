@@ -20,6 +20,7 @@ _SCALES = {
     "power": torch.uint8,
     "byte": torch.int8,
     "nibble": torch.uint8,
+    "e4m3": torch.uint8,
 }
 _ELEMENTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 # Codes taken apart at a time: each is several bytes of temporaries.
@@ -57,6 +58,8 @@ class GpuMatrix:
         if layout.scale in ("byte", "nibble"):
             size = (2 if layout.minimum else 1, columns // 256, rows)
             self.supers = torch.empty(size, dtype=torch.float16, device=device)
+        elif layout.scale == "e4m3":
+            self.supers = torch.empty(1, 1, rows, dtype=torch.float32, device=device)
 
     @classmethod
     def of(cls, weight: Tensor) -> "GpuMatrix":
@@ -141,8 +144,9 @@ class GpuMatrix:
             self.minima[:, rows] = found.minima.reshape(count, -1).t()
         if self.supers is not None:
             assert found.supers is not None
-            kinds = self.supers.shape[0]
-            self.supers[:, :, rows] = found.supers.view(count, -1, kinds).permute(2, 1, 0)
+            kinds, runs, _ = self.supers.shape
+            each = found.supers.view(count, -1, kinds)
+            self.supers[:, :, rows] = each[:, :runs].permute(2, 1, 0)
 
 
 def _alike(scales: Tensor, merged: int) -> bool:
