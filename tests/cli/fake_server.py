@@ -22,6 +22,8 @@ class FakeServer(ThreadingHTTPServer):
         self.api_key = api_key
         self.inputs = None
         """What its model takes beside text, where it says so."""
+        self.defaults = None
+        """Its sampling defaults by llama-server's names, where it tells them."""
         self.bodies = []
         self.was_busy = set()
         self.running = 0
@@ -49,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
             if self.server.inputs is not None:
                 card["architecture"] = {"input_modalities": self.server.inputs}
             self._json(200, {"object": "list", "data": [card]})
+        elif self.path.startswith("/props?") and self.server.defaults is not None:
+            self._json(200, {"default_generation_settings": {"params": self.server.defaults}})
         else:
             self._fail(404, "no such route")
 

@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+from typing import ClassVar
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -15,6 +16,7 @@ from pagoda.cli.talk.chat_commands import COMMANDS, Next, context_used, run_comm
 from pagoda.cli.talk.conversation import Conversation
 from pagoda.cli.talk.reply import ReplyPrinter, describe, on_ctrl_c, printable
 from pagoda.cli.talk.source import Piece, Usage
+from pagoda.cli.talk.source_http import HttpSource
 from pagoda.cli.talk.terminal import make_session
 
 USAGE = Usage(10, 21, 4, 0.5, 2.5, "stop")
@@ -22,6 +24,7 @@ USAGE = Usage(10, 21, 4, 0.5, 2.5, "stop")
 
 class NoSource:
     model, place, max_model_len = "m", "here", 100
+    defaults: ClassVar = {"temperature": 0.6, "top_k": 40, "seed": None}
 
 
 def test_a_saved_chat_is_loaded_whole(tmp_path):
@@ -43,6 +46,33 @@ def test_a_file_that_is_no_chat_changes_nothing(tmp_path, text):
         with pytest.raises(ConfigError):
             chat.load(tmp_path / "file")
         assert chat.turns == [{"role": "user", "content": "kept"}]
+
+
+def test_set_shows_what_is_in_force():
+    chat = Conversation()
+    shown, _ = run_command("/set top_k 7", chat, NoSource())
+    lines = dict(line.split(maxsplit=1) for line in shown.splitlines())
+    assert lines["top_k"] == "7"
+    assert lines["temperature"] == "0.6 (default)"
+    assert lines["seed"] == lines["min_p"] == "default"  # drawn anew, and not known
+
+
+@pytest.mark.parametrize("seed", [-1, 5])
+def test_a_server_tells_what_is_in_force(fake_server, seed):
+    """By llama-server's names; -1 is a seed drawn anew."""
+    fake_server.defaults = {"temperature": 0.3, "repeat_penalty": 1.1, "seed": seed, "n_probs": 0}
+
+    async def shown():
+        source = await HttpSource.connect(f"{fake_server.url}/v1")
+        try:
+            return run_command("/set", Conversation(), source)[0]
+        finally:
+            await source.close()
+
+    lines = dict(line.split(maxsplit=1) for line in asyncio.run(shown()).splitlines())
+    assert lines["temperature"] == "0.3 (default)"
+    assert lines["repetition_penalty"] == "1.1 (default)"
+    assert lines["seed"] == ("default" if seed < 0 else "5 (default)")
 
 
 def test_options_have_types():

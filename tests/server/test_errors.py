@@ -215,8 +215,27 @@ def test_many_errors_are_counted_and_cut(shared: RunningServer) -> None:
     fields = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
               "repetition_penalty", "seed", "n", "min_tokens", "max_tokens", "stream")  # fmt: skip
     error = error_of(shared.chat(**dict.fromkeys(fields, "x")))
-    assert error["message"].startswith(f"{len(fields)} validation errors")
-    assert error["message"].count("Input should be") == 10
+    assert error["message"].startswith(f"{len(fields)} fields are wrong: ")
+    assert error["message"].count("must be") == 10
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'."),
+        ({"top_p": {}}, "top_p must be a number, not an object."),
+        ({"n": 1.5}, "n must be a whole number, not 1.5."),
+        ({"stream": "maybe"}, "stream must be true or false, not 'maybe'."),
+        ({"stop": 5}, "stop must be text or a list, not 5."),
+        ({"stop": ["a", 5]}, "stop.1 must be text, not 5."),
+        ({"messages": [{"content": "hi"}]}, "messages.0.role is missing."),
+        ({"messages": "x" * 50}, f"messages must be a list, not {'x' * 40!r}... (50 characters)."),
+    ],
+)
+def test_a_wrong_field_is_told_in_plain_words(
+    shared: RunningServer, fields: dict[str, Any], told: str
+) -> None:
+    assert error_of(shared.chat(**fields))["message"] == told
 
 
 @pytest.mark.parametrize(

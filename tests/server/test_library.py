@@ -109,6 +109,7 @@ def test_library(start: Start, cache: Cache, planner: Planner, minilm_folder: Pa
     assert (fake["name"], fake["status"], fake["chats"]) == ("fake", "loaded", True)
     assert (fake["removable"], mine["removable"]) == (False, True)
     assert (vectors["status"], vectors["chats"]) == ("unloaded", False), "from its headers alone"
+    assert fake["memory"] > 1 << 20 and vectors["memory"] == 0
     assert vectors["bytes"] > 80 << 20 and vectors["parameters"] == "22.57M"
     assert found["kept"] == [
         {"name": "minilm", "bytes": 98, "served": "mine"},

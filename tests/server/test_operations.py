@@ -52,10 +52,11 @@ def samples(server: RunningServer) -> dict[tuple[str, str], float]:
 
 
 def test_metrics(start) -> None:
-    server = start(FakeClient())
+    server = start(FakeClient(abilities={"kv_cache_dtype": "fp8_e4m3"}))
     server.chat()
     server.chat(stream=True, max_tokens=3, n=2)
     found = samples(server)
+    assert 'cache_dtype="fp8_e4m3"' in server.http.get("/metrics").text
     assert {name for name, _ in found} >= METRICS
     prompt = len("user: hi\nassistant: ")
     assert found["vllm:request_success_total", "stop"] == 1

@@ -1,5 +1,6 @@
 """The built-in tools in the chat page: a real server, a scripted model, headless Chromium."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,4 +61,34 @@ def test_a_command_and_an_edit_are_shown_whole_and_asked_for(visit: Any, tmp_pat
     assert (
         "tulips\nviolets\n\n[exit code: 0]" in bytes(client.requests[-1].prompt_token_ids).decode()
     )
+    assert not visitor.problems
+
+
+def test_a_running_command_shows_its_last_lines(visit: Any, tmp_path: Path) -> None:
+    """More than what an answer keeps of the beginning; it goes on until the test lets it end."""
+    command = (
+        f"seq 1 20000; echo the last of them; "
+        f"until test -e {tmp_path}/go; do sleep 0.05; done; echo over"
+    )
+    replies = iter([call("built-in__exec_shell_command", command=command), "Counted."])
+    client = FakeClient(
+        script=lambda request: next(replies).encode(), abilities={"max_model_len": 100_000}
+    )
+    visitor = visit(
+        client,
+        ServerConfig(tools="all", disable_uvicorn_access_log=True),
+        parser=parser_for(QWEN_TOOLS),
+        chat_template=ChatTemplate({"default": QWEN_TOOLS}, {}),
+    ).open()
+    page = visitor.page
+    page.click("#open-tools")
+    page.locator("#tools li[data-server=built-in]").get_by_role("switch").check()
+    page.locator("#tools .title button").click()
+    visitor.send("count")
+    page.locator("dialog.consent").get_by_role("button", name="Allow", exact=True).click()
+    output = page.locator(".message.tool pre.output")
+    expect(output).to_have_text(re.compile(r"^199\d\d\n(\d+\n)+20000\nthe last of them$"))
+    (tmp_path / "go").touch()
+    page.get_by_text("Counted.").wait_for()
+    expect(output).to_have_count(0)
     assert not visitor.problems

@@ -56,6 +56,22 @@ def test_text_code_and_pdf_go_along(visit) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "facts"),
+    [
+        ("one", "1 line"),
+        ("one\n", "1 line"),
+        ("one\r\n", "1 line"),
+        ("one\ntwo", "2 lines"),
+        ("one\n\n", "2 lines"),
+    ],
+)
+def test_lines_of_a_file_are_counted_as_editors_do(visit, text: str, facts: str) -> None:
+    visitor = visit().open()
+    attach(visitor, file("a.txt", text.encode(), "text/plain"))
+    expect(visitor.page.locator("#attachments .chip .facts")).to_have_text(facts)
+
+
 def test_a_file_that_no_model_reads_is_refused_with_the_reason(visit) -> None:
     visitor = visit().open()
     wrong = {

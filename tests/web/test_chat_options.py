@@ -264,6 +264,32 @@ def test_two_models_answer_side_by_side_and_one_is_kept(visit) -> None:
     assert prompt_of(client) == f"user: question\nassistant: {kept}\nuser: and?\nassistant: "
 
 
+def test_a_comparison_ends_with_its_chat_and_says_that_tools_are_off(visit) -> None:
+    visitor = visit().open()
+    page = visitor.page
+    # A chat with tools, as the dialog of tools leaves it.
+    options = json.dumps({"tools": {"server:shop": []}})
+    page.evaluate("options => sessionStorage.setItem('pagoda.options', options)", options)
+    page.reload()
+    wrench = page.locator("#open-tools")
+    expect(wrench).to_have_class(re.compile(r"\bset\b"))
+    compare(visitor, "fake-alias")
+    expect(wrench).to_be_disabled()
+    expect(wrench).to_have_attribute("title", re.compile("No tools while two models answer"))
+    expect(wrench).not_to_have_class(re.compile(r"\bset\b"))
+    page.locator("#attachments .chip").get_by_role("button", name="Remove").click()
+    expect(wrench).to_be_enabled()
+    expect(wrench).to_have_attribute("title", "Tools of this chat")
+    expect(wrench).to_have_class(re.compile(r"\bset\b"))
+    compare(visitor, "fake-alias")
+    visitor.send("question")
+    expect(page.locator(".pair section .message footer")).to_have_count(2)
+    expect(page.locator("#attachments .chip")).to_have_count(1)
+    page.click("#new-chat")
+    expect(page.locator("#attachments .chip")).to_have_count(0)
+    expect(wrench).to_be_enabled()
+
+
 def test_stop_ends_both_replies(visit) -> None:
     client = FakeClient(delay=0.1)
     visitor = visit(client).open()

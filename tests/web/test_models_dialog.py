@@ -4,6 +4,7 @@ import asyncio
 import re
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -93,6 +94,9 @@ def test_what_is_here(library) -> None:
         "Fits, about 40 tok/s here · 2,048 tokens of context"
     )
     expect(fake.locator(".state")).to_have_text("loaded")
+    # Nobody chose it: it is the server's first.
+    expect(fake.get_by_role("button", name="In use", exact=True)).to_be_disabled()
+    expect(fake.get_by_role("button", name="Use", exact=True)).to_have_count(0)
     expect(row(visitor, "minilm")).to_contain_text("1 MiB")
     expect(row(visitor, "minilm").locator(".verdict")).to_have_text("The hub is far.")
     assert not visitor.problems
@@ -241,3 +245,25 @@ def test_the_dialog_fits_the_screen(library, context: dict[str, Any]) -> None:
     assert page.evaluate("(() => { const d = document.querySelector('#models');"
                          " return d.scrollWidth <= d.clientWidth; })()")  # fmt: skip
     expect(page.locator("#models h2")).to_have_text("模型" if context else "Models")
+
+
+@pytest.mark.parametrize("name", ["fake", "org/a-model-with-a-very-long-name-Instruct-GGUF:Q4_K_M"])
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_head_is_one_row_on_a_phone(visit, name: str, width: int) -> None:
+    visitor = visit(context={**PHONE, "viewport": {"width": width, "height": 844}})
+    page = visitor.page
+    models = {"data": [{"id": name}, {"id": "other"}]}
+    page.route("**/v1/models", lambda route: route.fulfill(json=models))
+    visitor.open()
+    state = page.locator("#model-state[data-state=ready]")
+    state.wait_for()
+    ids = ["toggle-menu", "model", "open-models", "compare", "open-tools", "open-options"]
+    boxes = [page.locator(f"#{one}").bounding_box() for one in [*ids, "toggle-theme"]]
+    middles = [box["y"] + box["height"] / 2 for box in boxes]
+    assert max(middles) - min(middles) < 4
+    for left, right in pairwise(boxes):
+        assert left["x"] + left["width"] <= right["x"]
+    assert boxes[0]["x"] >= 0 and boxes[-1]["x"] + boxes[-1]["width"] <= width
+    assert boxes[1]["width"] >= 60
+    # Its dot is seen.
+    assert state.bounding_box()["width"] >= 8

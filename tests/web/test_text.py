@@ -28,6 +28,7 @@ TEXTS = {
     "rules": "a\n\n---\n\nb\n\n***\n",
     "tables": "| a | b | c |\n|---|:-:|--:|\n| 1 | **2** |\n| `x` | \\| | 3 |\n\ntext\n",
     "bare tables": "a|b\n-|-\n1|2\n\ntext | text\n",
+    "tables that others end": "a|b\n-|-\n1|2\n## c | d\ntext\n\na|b\n-|-\n1|2\n> q | r\n",
     "html": "<b>a</b> <script>b</script> <!-- c --> &lt;",
     "chinese": "这是**粗体**，还有`代码`。\n\n1. 一\n2. 二",
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Facts about this machine's CPU and memory, read from /proc and the container's cgroup."""
 
+import contextlib
 import math
 import os
 import platform
@@ -88,6 +89,17 @@ def resident_bytes(pid: int | str = "self") -> int:
     return _status_bytes(pid, "VmRSS")
 
 
+def tree_bytes(pid: int | str) -> int:
+    """Resident memory of a process and of what it started: of these their own alone, since the file
+    pages are the same."""
+    found, waiting = resident_bytes(pid), _children(pid)
+    while waiting:
+        child = waiting.pop()
+        found += anonymous_bytes(child)
+        waiting += _children(child)
+    return found
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time that all threads of a process have taken so far, in user code and for it."""
     fields = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -106,6 +118,14 @@ def shared_memory_free() -> int | None:
     except OSError:
         return None
     return stat.f_bavail * stat.f_frsize
+
+
+def _children(pid: int | str) -> list[int]:
+    found: list[int] = []
+    for listed in (PROC / str(pid) / "task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread or a process that has just ended
+            found += map(int, listed.read_text().split())
+    return found
 
 
 def _status_bytes(pid: int | str, key: str) -> int:

@@ -20,7 +20,7 @@ from pagoda.doctor.ways import Guesses
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
 from pagoda.planner.memory.pool import cache_is_chosen
-from pagoda.planner.parallel import machine_part, most_ranks
+from pagoda.planner.parallel import can_split, machine_part
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
 
@@ -119,12 +119,12 @@ def answer(
     one = hardware.count == 1 or subject.draft is not None
     if devices > 1 or one or hardware.facts.device == "cpu":
         return _answer_on(subject, hardware, asked, users)
-    several = most_ranks(subject.spec, hardware.count)
-    sizes = range(1, several + 1) if hardware.gpu is not None else (several,)
     why = f"of {hardware.count} devices; the fastest that has room for the context"
     quick = condensed(subject)
+    tensors = quick.rounded(asked.model.quantization)
+    sizes = [size for size in range(1, hardware.count + 1) if can_split(quick.spec, tensors, size)]
     best = max(
-        (size for size in sizes if most_ranks(subject.spec, size) == size),
+        sizes if hardware.gpu is not None else sizes[-1:],
         key=lambda size: _room_and_speed(
             _answer_on(quick, hardware, _split_over(asked, size), users)
         ),

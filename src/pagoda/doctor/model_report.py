@@ -27,8 +27,8 @@ _BASES = {
 
 _FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))
 
-# The reason of this field tells how the checkpoint's weights are stored.
-_STORED = "quantization"
+# Reasons that are no flag's: how the checkpoint's weights are stored, and which steps are captured.
+_STORED, _CAPTURED = "quantization", "captured_prompts"
 
 
 def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
@@ -191,7 +191,7 @@ def _users(answer: Answer) -> str:
 
 
 def _speed_json(speeds: Speeds) -> dict[str, Any]:
-    one, together = speeds.one, speeds.together
+    one, together, empty = speeds.one, speeds.together, speeds.together_empty
     found = {
         "context": speeds.context,
         "decode_tokens_per_second": round(one.decode, 1),
@@ -202,11 +202,12 @@ def _speed_json(speeds: Speeds) -> dict[str, Any]:
         "prefill_range": _tenths(one.prefill_range),
         "prefill_bound": one.prefill_bound,
     }
-    if together is not None:
+    if together is not None and empty is not None:
         found["together"] = {
             "requests": speeds.requests,
             "decode_tokens_per_second": round(together.decode, 1),
             "decode_range": _tenths(together.decode_range),
+            "decode_range_of_empty_contexts": _tenths(empty.decode_range),
         }
     if speeds.step is not None:
         found["step"] = step_json(speeds.step)
@@ -229,9 +230,13 @@ def _speed(answer: Answer) -> list[str]:
         f"of {PROMPT_TOKENS} tokens {_span(one.prefill_range)} tokens/s, bound by "
         f"{one.prefill_bound}"
     ]
-    if speeds.together is not None:
-        span = _span(speeds.together.decode_range)
-        out.append(f"{speeds.requests:,} requests at once: {span} tokens/s together")
+    together, empty = speeds.together, speeds.together_empty
+    if together is not None and empty is not None:
+        out.append(
+            f"{speeds.requests:,} requests at once: {_span(together.decode_range)} tokens/s "
+            f"together where each is behind {speeds.context:,} tokens; "
+            f"{_span(empty.decode_range)} with empty contexts"
+        )
     return out
 
 
@@ -267,6 +272,8 @@ def _flags(answer: Answer, why: bool) -> list[str]:
     for reason in answer.reasons():
         if reason.field == _STORED:
             out.append(f"  weights are {reason.value}: {reason.why}")
+        elif reason.field == _CAPTURED:
+            out.append(f"  prompts are captured up to {reason.value:,} {reason.why}")
     for flag in flags:
         size = f" ({format_bytes(flag.value)})" if flag.name.endswith("_bytes") else ""
         out.append(f"  {_typed(flag)}{size}: {flag.why}")

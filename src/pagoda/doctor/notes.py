@@ -37,7 +37,7 @@ def _devices(
     if idle <= 0:
         return
     text = f"{idle} of {hardware.count} GPUs stay{'s' * (idle == 1)} idle"
-    most = most_ranks(subject.spec, hardware.count)
+    most = most_ranks(subject.spec, subject.rounded(config.model.quantization), hardware.count)
     if used < most and chosen:
         fix = "More of them would be slower; further servers can have the others."
     elif used < most:

@@ -15,7 +15,6 @@ from pagoda.planner.devices.speed import (
 )
 from pagoda.planner.memory.weights import HeldWeight, held_weights
 from pagoda.planner.parallel import rank_spec
-from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import Resolution
 
 
@@ -27,7 +26,9 @@ class Speeds:
     """A request without a context."""
     context: int
     together: SpeedEstimate | None = None
-    """All of `requests` behind so many tokens; None for one."""
+    """All of `requests`, each behind so many tokens; None for one."""
+    together_empty: SpeedEstimate | None = None
+    """All of `requests` without a context; None for one."""
     requests: int = 1
     step: Step | None = None
     """That of all `requests`, by operation; None where the device is no GPU."""
@@ -64,14 +65,16 @@ def speeds_of(
     one, empty = estimate(context), estimate(0)
     if one is None or empty is None:
         return None
-    together = estimate(context, requests) if requests > 1 else None
+    together, together_empty = None, None
+    if requests > 1:
+        together, together_empty = estimate(context, requests), estimate(0, requests)
     step = None
     if hardware.gpu is not None:
         in_host = frozenset(plan.placement.params)
         captured = plan.captured > 0
         part = GpuPart(hardware.gpu, ranks, captured, own, held, plan.groups, in_host)
         step = decode_step(part, context, requests)
-    return Speeds(one, empty, context, together, requests, step)
+    return Speeds(one, empty, context, together, together_empty, requests, step)
 
 
 def device_speeds(
@@ -92,9 +95,7 @@ def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> lis
     """The weights of one device as `resolution` holds them."""
     config = resolution.config
     packed = hardware.facts.packed_storages if resolution.packed else frozenset[str]()
-    tensors = subject.tensors
-    if config.model.quantization != "none":
-        tensors = quantized_tensors(subject.spec, tensors, config.model.quantization)
+    tensors = subject.rounded(config.model.quantization)
     size = config.parallel.tensor_parallel_size
     return held_weights(subject.spec, tensors, config.model.dtype, packed, size)
 

@@ -20,6 +20,7 @@ from pagoda.planner.draft_model import (
 )
 from pagoda.planner.eagle3 import fitted, head_name, wants_eagle3
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
+from pagoda.planner.quantization import quantized_tensors
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.choice import is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model
@@ -55,6 +56,12 @@ class Subject:
     """Why the hub gave no headers, where the catalogue's config stands in."""
     draft: DraftModel | None = None
     """What guesses tokens for it."""
+
+    def rounded(self, method: str) -> Mapping[str, TensorInfo]:
+        """The tensors as `--quantization` with this method leaves them."""
+        if method == "none":
+            return self.tensors
+        return quantized_tensors(self.spec, self.tensors, method)
 
 
 def find_subject(model: ModelConfig, *, text_only: bool = False) -> Subject:

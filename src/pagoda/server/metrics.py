@@ -352,13 +352,15 @@ def _speculation(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Ite
 def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
     info = GaugeMetricFamily(
         "vllm:cache_config_info", "The KV cache, as labels.",
-        labels=(*_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens"),
+        labels=(
+            *_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "cache_dtype",
+        ),
     )  # fmt: skip
     for labels, client in clients:
         ready = client.ready
         if ready is not None:
             shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
-            info.add_metric((*labels, *shape), 1)
+            info.add_metric((*labels, *shape, ready.kv_cache_dtype), 1)
     return info
 
 

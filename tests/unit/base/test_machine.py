@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,19 @@ def test_unlimited_quota_is_no_quota(box: Path):
 def test_own_memory_is_read():
     assert machine.resident_bytes() > machine.anonymous_bytes() > 1 << 20
     assert machine.resident_bytes(2**22 + 1) == 0  # no such process
+
+
+def test_memory_of_a_process_counts_what_it_started():
+    """The process starts one that fills 64 MiB, and fills 32 MiB itself."""
+    inner = "held = b'x' * (64 << 20); print(flush=True); input()"
+    outer = (
+        "import subprocess, sys; held = b'x' * (32 << 20); "
+        f"child = subprocess.Popen([sys.executable, '-c', {inner!r}]); child.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", outer], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        assert 32 << 20 < machine.resident_bytes(process.pid) < 64 << 20
+        assert 96 << 20 < machine.tree_bytes(process.pid) < 160 << 20
+        process.communicate(b"\n")

@@ -52,6 +52,14 @@ def test_how_a_checkpoint_is_stored_is_no_flag(tmp_path):
     assert all(row["flag"] != "--quantization" for row in as_json(made, [])["flags"])
 
 
+def test_which_prompts_are_captured_is_said(tmp_path):
+    words = "prompts are captured up to 2,048 tokens of a step; all that a step may have"
+    made = planned(tmp_path, LLAMA, elsewhere("H100"))
+    assert words in "\n".join(lines(made, [], True, 100))
+    on_cpu = planned(tmp_path, LLAMA, box())
+    assert "captured" not in "\n".join(lines(on_cpu, [], True, 100))
+
+
 def test_reasons_are_true(tmp_path):
     made = planned(tmp_path, QWEN3_5, elsewhere("A100-80G"), "--kv-cache-dtype fp8")
     rows = {row["flag"]: row for row in as_json(made, [])["flags"]}

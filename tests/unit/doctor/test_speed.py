@@ -154,6 +154,17 @@ def test_requests_share_what_is_read(tmp_path):
     assert gains[0] < gains[1]
 
 
+def test_requests_with_short_contexts_are_faster_than_with_full_ones(tmp_path):
+    """Keys and values are read for each request, weights once for all."""
+    subject = subject_of(tmp_path, LLAMA)
+    made = with_speed(answer(subject, box(128), asked(subject), users=Users(8, 1024)), device())
+    weights, cached = 2 * (LINEAR + HEAD), 1024 * 22 * 2 * 4 * 64 * 2
+    assert made.speeds.together.decode == pytest.approx(8e10 / (weights + 8 * cached))
+    assert made.speeds.together_empty.decode == pytest.approx(8e10 / weights)
+    text = "\n".join(lines(made, [], False, 300))
+    assert "where each is behind 1,024 tokens" in text and "with empty contexts" in text
+
+
 def test_an_empty_context_is_faster(tmp_path):
     made = speeds(tmp_path, LLAMA, "3090", length=16384)
     assert made.speeds.context == 16384

@@ -109,12 +109,20 @@ def waiting(chat: Conversation) -> str:
     return f"With the next message: {names}" if names else ""
 
 
-def _set(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
+def _set(argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
     name, _, value = argument.replace("=", " ", 1).partition(" ")
     if name:
         chat.set_option(name, value.strip())
-    lines = [f"  {option:<20}{chat.options.get(option, 'default')}" for option in OPTIONS]
-    return "\n".join(lines), Next.PROMPT
+    return "\n".join(f"  {option:<20}{_in_force(option, chat, source)}" for option in OPTIONS), (
+        Next.PROMPT
+    )
+
+
+def _in_force(option: str, chat: Conversation, source: Source) -> str:
+    if option in chat.options:
+        return str(chat.options[option])
+    default = source.defaults.get(option)
+    return "default" if default is None else f"{default} (default)"
 
 
 def _save(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:

@@ -1,7 +1,7 @@
 """Where replies come from: a server, or an engine of our own; callers see no difference."""
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -90,6 +90,10 @@ class Source(Protocol):
     ) -> AsyncIterator[Piece | Usage]: ...
 
     def complete(self, prompt: str, options: dict[str, Any]) -> AsyncIterator[Piece | Usage]: ...
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """What holds for options that a request leaves out, as far as that is known."""
 
     async def count(self, messages: list[dict[str, Any]]) -> int | None:
         """Tokens of a chat; None where that is not known."""

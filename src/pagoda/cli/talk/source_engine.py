@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
+
+import msgspec
 
 from pagoda.base.errors import PagodaError, RequestError
 from pagoda.base.log import setup_logging
@@ -34,6 +36,9 @@ class EngineSource:
         self.model = served.names[0].rstrip("/").rpartition("/")[2]
         self.max_model_len: int | None = served.max_model_len
         self.sees: bool | None = "image" in served.modalities
+        self.defaults: Mapping[str, Any] = msgspec.structs.asdict(
+            SamplingParams(**({"max_tokens": None} | served.defaults))
+        )
         self._ids = itertools.count()
 
     @classmethod

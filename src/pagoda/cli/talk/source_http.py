@@ -8,6 +8,7 @@ import httpx
 from pagoda.base.errors import ConfigError
 from pagoda.bench.sse import ServerError, error_message, events, transport_message
 from pagoda.cli.talk.source import Clock, Piece, Usage, piece_of
+from pagoda.config.sampling import NUMBERS
 from pagoda.text.parsers.select import parser_for
 
 _CONNECT_SECONDS = 5.0
@@ -25,6 +26,7 @@ class HttpSource:
         self.max_model_len: int | None = card.get("max_model_len")
         inputs = (card.get("architecture") or {}).get("input_modalities")
         self.sees = None if inputs is None else "image" in inputs
+        self.defaults: dict[str, Any] = {}
         self._client = client
 
     @classmethod
@@ -40,10 +42,31 @@ class HttpSource:
         try:
             cards = await _models(client, base_url)
             card = _choose(cards, model, base_url)
+            source = cls(client, base_url, card)
+            await source.ask_defaults()
         except BaseException:
             await client.aclose()
             raise
-        return cls(client, base_url, card)
+        return source
+
+    async def ask_defaults(self) -> None:
+        """As llama-server's /props tells them; other servers have none."""
+        url = self._base_url.removesuffix("/v1") + "/props"
+        try:
+            response = await self._client.get(
+                url, params={"model": self.model}, timeout=_PROBE_SECONDS
+            )
+            found = response.raise_for_status().json()["default_generation_settings"]["params"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return
+        if not isinstance(found, dict):
+            return
+        self.defaults = found | {
+            number.name: found[number.native] for number in NUMBERS if number.native in found
+        }
+        for unset in ("max_tokens", "seed"):
+            if self.defaults.get(unset) == -1:
+                self.defaults[unset] = None
 
     async def chat(
         self, messages: list[dict[str, Any]], options: dict[str, Any]
@@ -121,7 +144,9 @@ async def find_local(port: int, model: str | None, api_key: str | None) -> HttpS
     if card is None:
         await client.aclose()
         return None
-    return HttpSource(client, url, card)
+    source = HttpSource(client, url, card)
+    await source.ask_defaults()
+    return source
 
 
 def _host(url: str) -> str:

@@ -461,7 +461,7 @@ def describe(entry: ModelEntry) -> Event:
         event["progress"] = msgspec.to_builtins(entry.progress)
         event["progress"].pop("type", None)
     if entry.served is not None:
-        event["bytes"] = entry.planned_bytes
+        event["bytes"] = entry.held_bytes
     if entry.state == "failed":
         event["error"] = entry.cause
     return event

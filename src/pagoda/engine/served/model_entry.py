@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pagoda.base.errors import PagodaError
-from pagoda.base.machine import resident_bytes
+from pagoda.base.machine import tree_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.served.model import ServedModel
@@ -99,16 +99,34 @@ class ModelEntry:
     @property
     def planned_bytes(self) -> int:
         """What its engine was planned to take, KV pool and all; 0 while it has none."""
+        of_rank: int = sum(row["predicted"] for row in self._memory_rows())
+        # Ranks on a CPU take it from the same memory.
+        return of_rank * (self.config.parallel.tensor_parallel_size if self._on_cpu else 1)
+
+    @property
+    def held_bytes(self) -> int:
+        """What its engine holds now: resident memory of its processes; on a GPU the memory of one
+        device, as it was measured at the start. 0 while it has none."""
+        if self.held is None:
+            return 0
+        if self._on_cpu:
+            return tree_bytes(self.held.client.pid)
+        rows = self._memory_rows()
+        return sum(row.get("measured") or row["predicted"] for row in rows)
+
+    @property
+    def _on_cpu(self) -> bool:
+        ready = self.held.client.ready if self.held is not None else None
+        return ready is not None and ready.device == "cpu"
+
+    def _memory_rows(self) -> list[dict[str, Any]]:
         ready = self.held.client.ready if self.held is not None else None
         rows: list[dict[str, Any]] = ready.ledger if ready is not None else []
-        of_rank: int = sum(row["predicted"] for row in rows if row["kind"] == "memory")
-        # Ranks on a CPU take it from the same memory.
-        shared = ready is not None and ready.device == "cpu"
-        return of_rank * (self.config.parallel.tensor_parallel_size if shared else 1)
+        return [row for row in rows if row["kind"] == "memory"]
 
     @property
     def untouched_bytes(self) -> int:
         """What the system still counts as free of those: a KV pool is touched when used."""
         if self.held is None:
             return 0
-        return max(0, self.planned_bytes - resident_bytes(self.held.client.pid))
+        return max(0, self.planned_bytes - tree_bytes(self.held.client.pid))

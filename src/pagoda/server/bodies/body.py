@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from pagoda.base.log import get_logger
 from pagoda.server.bodies.asker import asker_of
+from pagoda.server.bodies.faults import fault_words
 from pagoda.server.bodies.volume import check_volume
 from pagoda.server.errors import ApiError
 from pagoda.server.protocol.common import Body, TextBody
@@ -121,25 +122,25 @@ def _refuse_unsupported(
 def _validation_error(error: ValidationError, body: Any) -> ApiError:
     if error.error_count() > _MAX_LISTED:
         return ApiError(
-            400, f"{error.error_count()} validation errors: this is no body of this route.",
+            400, f"{error.error_count():,} values are wrong: this is no body of this route.",
             kind="Bad Request",
         )  # fmt: skip
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    lines: dict[str, str] = {}
-    for detail in details:
-        lines.setdefault(dotted_path(detail, body), detail["msg"])
+    faults: dict[str, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        faults.setdefault(dotted_path(detail, body), []).append(detail)
     # Of a union the branch that got deepest tells most: `stop.0`, not `stop`.
-    lines = {
-        path: text
-        for path, text in lines.items()
-        if not any(other.startswith(path + ".") for other in lines)
+    faults = {
+        path: details
+        for path, details in faults.items()
+        if not any(other.startswith(path + ".") for other in faults)
     }
-    shown = [f"{path}: {text}" if path else text for path, text in lines.items()][:_MAX_REPORTED]
-    plural = "error" if len(lines) == 1 else "errors"
+    shown = [fault_words(path, details) for path, details in faults.items()][:_MAX_REPORTED]
+    count = f"{len(faults)} fields are wrong: " if len(faults) > 1 else ""
+    words = count + "; ".join(shown) + "."
     return ApiError(
         400,
-        f"{len(lines)} validation {plural}: " + "; ".join(shown),
-        param=next(iter(lines)) or None,
+        words[0].upper() + words[1:] if "" in faults else words,
+        param=next(iter(faults)) or None,
         kind="Bad Request",
     )
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from pagoda.server.filetools import child
 from pagoda.server.filetools.arguments import DESCRIBED, ExecShellCommand
 from pagoda.server.filetools.processes import started
-from pagoda.server.filetools.shell import MAX_OUTPUT, MAX_SECONDS, Tell, exec_shell_command
+from pagoda.server.filetools.shell import MAX_OUTPUT, MAX_SECONDS, Tell, Watch, exec_shell_command
 from pagoda.server.mcp.protocol import McpTool
 from pagoda.server.mcp.tools import digest_of
 
@@ -49,12 +49,18 @@ class Builtin:
         ]
 
     async def call(
-        self, name: str, params: dict[str, Any], cwd: str = "", tell: Tell | None = None
+        self,
+        name: str,
+        params: dict[str, Any],
+        cwd: str = "",
+        tell: Tell | None = None,
+        watch: Watch | None = None,
     ) -> Answer:
         """The answer, which has `error` where the call failed; never raises for what a model asked.
 
         `cwd` "" is the server's own. `tell` gets the output of a command as it comes, and the
-        answer has none then. Who cancels it ends all that it started.
+        answer has none then; `watch` gets it beside the answer. Who cancels it ends all that it
+        started.
         """
         cwd = cwd or os.getcwd()
         if not os.path.isabs(cwd):
@@ -65,7 +71,7 @@ class Builtin:
             return {"error": _faults(name, error)}
         async with self._running:
             if isinstance(checked, ExecShellCommand):
-                return await _shell(checked, cwd, tell)
+                return await _shell(checked, cwd, tell, watch)
             lock = self._writing if self._described[name].writes else contextlib.nullcontext()
             async with lock:
                 return await _on_files(name, checked.model_dump(), cwd)
@@ -79,7 +85,9 @@ def _faults(name: str, error: ValidationError) -> str:
     return f"{name}: {'; '.join(told)}."
 
 
-async def _shell(asked: ExecShellCommand, cwd: str, tell: Tell | None) -> Answer:
+async def _shell(
+    asked: ExecShellCommand, cwd: str, tell: Tell | None, watch: Watch | None
+) -> Answer:
     texts: list[str] = []
 
     async def keep(text: str) -> None:
@@ -88,7 +96,7 @@ async def _shell(asked: ExecShellCommand, cwd: str, tell: Tell | None) -> Answer
     try:
         await exec_shell_command(
             asked.command, cwd, min(asked.timeout, MAX_SECONDS),
-            min(asked.max_output_size, MAX_OUTPUT), tell or keep,
+            min(asked.max_output_size, MAX_OUTPUT), tell or keep, watch,
         )  # fmt: skip
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

@@ -18,11 +18,15 @@ hold the other end for ever."""
 _READ = 64 * 1024
 
 Tell = Callable[[str], Awaitable[None]]
+Watch = Callable[[bytes], None]
 
 
-async def exec_shell_command(command: str, cwd: str, seconds: int, limit: int, tell: Tell) -> None:
+async def exec_shell_command(
+    command: str, cwd: str, seconds: int, limit: int, tell: Tell, watch: Watch | None = None
+) -> None:
     """Run it by `sh -c`, and tell its output as it comes: the first half of `limit` bytes at once,
-    and of what follows the last half, when it has ended. Raises OSError where it cannot start.
+    and of what follows the last half, when it has ended. `watch` gets all of it, piece by piece.
+    Raises OSError where it cannot start.
 
     What it leaves in the background ends with it, and so does all where this is cancelled.
     """
@@ -40,6 +44,8 @@ async def exec_shell_command(command: str, cwd: str, seconds: int, limit: int, t
             try:
                 async with asyncio.timeout(seconds):
                     while chunk := await reader.read(_READ):
+                        if watch is not None:
+                            watch(chunk)
                         if text := output.take(chunk):
                             await tell(text)
                     await process.wait()

@@ -82,7 +82,7 @@ def _listed(shown: ShownModel) -> LibraryModel:
         bytes=facts.nbytes,
         parameters=facts.parameters,
         quantization=facts.quantization,
-        planned=entry.planned_bytes,
+        memory=entry.held_bytes,
         context=shown.context_length,
         removable=entry.added,
         pinned=entry.pinned,

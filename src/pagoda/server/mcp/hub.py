@@ -26,6 +26,7 @@ from pagoda.server.mcp.tools import listed, result_of
 if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
 
+    from pagoda.server.filetools.shell import Watch
     from pagoda.server.mcp.connection import Connection
 
 _log = get_logger(__name__)
@@ -135,8 +136,11 @@ class Hub:
 class ReadyCall(Protocol):
     """A call whose tool was checked just now."""
 
-    async def perform(self, arguments: dict[str, Any], progress: "ProgressFnT") -> McpResult:
-        """ApiError where it fails; who cancels it cancels the call there, too."""
+    async def perform(
+        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
+    ) -> McpResult:
+        """ApiError where it fails; who cancels it cancels the call there, too. `watch` gets the
+        output of a command as it comes."""
 
 
 def _named(name: str, tools: Sequence[McpTool]) -> McpTool | None:
@@ -148,8 +152,10 @@ class _BuiltinCall:
         self._builtin = builtin
         self._tool = tool
 
-    async def perform(self, arguments: dict[str, Any], progress: "ProgressFnT") -> McpResult:
-        answer = await self._builtin.call(self._tool, arguments)
+    async def perform(
+        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
+    ) -> McpResult:
+        answer = await self._builtin.call(self._tool, arguments, watch=watch)
         text = answer.get("plain_text_response", answer.get("error"))
         told = json.dumps(answer, ensure_ascii=False) if text is None else text
         return McpResult(told, [], is_error="error" in answer)
@@ -161,7 +167,9 @@ class _McpCall:
         self._connection = connection
         self._tool = tool
 
-    async def perform(self, arguments: dict[str, Any], progress: "ProgressFnT") -> McpResult:
+    async def perform(
+        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
+    ) -> McpResult:
         with self._slot.using():
             try:
                 result = await self._connection.call(self._tool, arguments, progress)

@@ -132,6 +132,8 @@ class McpProgress(msgspec.Struct, tag_field="kind", tag="progress"):
     progress: float
     total: float | None = None
     message: str | None = None
+    output: str | msgspec.UnsetType = msgspec.UNSET
+    """The last lines that a running command of a built-in tool has written."""
 
 
 class McpResult(msgspec.Struct, tag_field="kind", tag="result"):

@@ -89,8 +89,9 @@ class LibraryModel(msgspec.Struct, kw_only=True):
     """The size of its files; 0 where they are not on this machine."""
     parameters: str
     quantization: str
-    planned: int
-    """Bytes of memory, KV pool and all; 0 while it is not loaded."""
+    memory: int
+    """Bytes that it holds now: resident ones of a CPU, where a KV pool grows with its use, or those
+    of a GPU; 0 while it is not loaded."""
     context: int
     """Tokens that a request can have; 0 where it is not known."""
     removable: bool

@@ -289,7 +289,7 @@ class ModelStatus(msgspec.Struct, omit_defaults=True):
     """`unloaded`, `loading`, `loaded`, `sleeping` or `failed`."""
     pinned: bool = False
     bytes: int | None = None
-    """Planned memory, KV pool and all, while it is loaded."""
+    """Memory that it holds now, while it is loaded: a KV pool on a CPU grows with its use."""
     error: str | None = None
 
 

@@ -169,6 +169,6 @@ def _card(shown: ShownModel, name: str) -> ModelCard:
         architecture=_architecture(shown),
         permission=[ModelPermission(id=f"modelperm-{name}", created=entry.created)],
         status=ModelStatus(
-            entry.state, pinned=entry.pinned, bytes=entry.planned_bytes or None, error=entry.cause
+            entry.state, pinned=entry.pinned, bytes=entry.held_bytes or None, error=entry.cause
         ),
     )

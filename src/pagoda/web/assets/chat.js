@@ -1,7 +1,7 @@
 // The chat that is shown: what is sent, what is written, and what can be done with a message.
 
 import { Composer } from "./composer.js";
-import { byId, el, icon, newId, toast } from "./dom.js";
+import { byId, el, hideToast, icon, newId, toast } from "./dom.js";
 import { emptyDraft, loadOptions, saveOptions } from "./drafts.js";
 import { reasonOf, toolsetOf } from "./mcp.js";
 import { MAX_ROUNDS, MessageView } from "./messages.js";
@@ -60,9 +60,11 @@ export class ChatPane {
   open(id) {
     if (id !== this.chat.id) {
       const wasDeleted = isDeleted(this.chat.id);
+      hideToast();
       this.views.clear();
       this.pairs.shown.clear();
       this.chat = this.running(id)?.chat ?? loadChat(id) ?? newChat(loadOptions());
+      this.second = "";
       this.composer.open(this.chat.leaf ? id : NEW, wasDeleted);
       this.toBottom();
     }
@@ -175,8 +177,7 @@ export class ChatPane {
     if (images?.length) fields.images = images;
     if (files?.length) fields.files = files;
     const node = addNode(this.chat, parent, fields);
-    const named = content || files?.[0]?.name || t("newChat");
-    this.chat.title ||= named.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+    this.chat.title ||= titleOf(fields);
     this.composer.open(this.chat.id);
     saveOptions({});
     if (this.second) this.replyTwice(node.id, [this.page.model(), this.second]);
@@ -260,6 +261,7 @@ export class ChatPane {
   compareWith(model) {
     this.second = model;
     this.composer.show();
+    this.page.changed();
   }
 
   keep(node) {
@@ -321,6 +323,9 @@ export class ChatPane {
 
   edit(node, content) {
     this.stop();
+    if (!node.parent && this.chat.title === titleOf(node)) {
+      Object.assign(this.chat, { title: titleOf({ ...node, content }), named: Date.now() });
+    }
     this.sendFrom(node.parent, { ...node, content });
   }
 
@@ -352,6 +357,10 @@ export class ChatPane {
     this.reply(parent);
   }
 }
+
+/** What a chat is called that begins with this message. */
+const titleOf = ({ content, files }) =>
+  (content || files?.[0]?.name || t("newChat")).replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
 
 const viewKey = (node, all) =>
   [

@@ -73,16 +73,18 @@ function setUpData(changed) {
   );
   byId("import").addEventListener("click", () => file.click());
   file.addEventListener("change", async () => {
+    const told = [];
     for (const { name, text } of await readAll(file.files)) {
       try {
         const count = importJson(text);
-        toast(t(count === 1 ? "importedOne" : "imported", { count }));
+        told.push(t(count === 1 ? "importedOne" : "imported", { count }));
       } catch (error) {
-        toast(t("importWrong", { name, reason: error.message }));
+        told.push(t("importWrong", { name, reason: error.message }));
       }
     }
     file.value = "";
-    changed();
+    changed(); // which may open another chat, and a toast goes with its chat
+    told.forEach(toast);
   });
   byId("delete-all").addEventListener("click", () => {
     const all = () => {

@@ -104,8 +104,10 @@ export function toast(text) {
   node.textContent = text;
   node.classList.add("shown");
   clearTimeout(toastTimer);
-  toastTimer = setTimeout(() => node.classList.remove("shown"), 5000);
+  toastTimer = setTimeout(hideToast, 5000);
 }
+
+export const hideToast = () => byId("toast").classList.remove("shown");
 
 export function download(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));

@@ -103,7 +103,7 @@ export function textWithFiles(content, files) {
 function factsOf({ text, pages, read }) {
   if (read) return t("filePagesRead", { read, pages });
   if (pages) return t(pages === 1 ? "filePage" : "filePages", { pages });
-  const lines = text.split("\n").length;
+  const lines = text.replace(/\n$/, "").split("\n").length;
   return t(lines === 1 ? "fileLine" : "fileLines", { lines });
 }
 

@@ -58,10 +58,14 @@ function chooseModel(name) {
   pane.showButtons();
 }
 
-/** Whether the chat has options of its own is seen beside the model. */
+/** Whether the chat has options and tools of its own is seen beside the model. */
 function showOptions() {
   byId("open-options").classList.toggle("set", hasOptions(pane.chat.options));
-  byId("open-tools").classList.toggle("set", hasTools(pane.chat.options));
+  const tools = byId("open-tools");
+  tools.disabled = Boolean(pane.second);
+  tools.classList.toggle("set", hasTools(pane.chat.options) && !pane.second);
+  tools.dataset.label = pane.second ? "toolsOff" : "mcp";
+  translate(tools.parentNode);
 }
 
 function setUpOptions() {

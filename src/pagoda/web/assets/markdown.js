@@ -159,7 +159,7 @@ function cells(line) {
 
 function tableBlock(lines, at) {
   let end = at + 2;
-  while (end < lines.length && lines[end].includes("|") && lines[end].trim()) end++;
+  while (end < lines.length && lines[end].includes("|") && !isOther(lines[end])) end++;
   const sides = cells(lines[at + 1]).map((cell) =>
     cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
   );
@@ -172,13 +172,14 @@ function tableBlock(lines, at) {
   };
 }
 
+/** Whether the line alone tells that it begins another block than a paragraph. */
+const isOther = (line) =>
+  [FENCE, HEADING, RULE, QUOTE, ITEM, FOOTNOTE, DETAILS].some((pattern) => pattern.test(line));
+
 /** Whether the line begins another block than a paragraph. */
 function startsBlock(lines, at) {
   const line = lines[at];
-  const starts = [FENCE, HEADING, RULE, QUOTE, ITEM, FOOTNOTE, DETAILS].some((pattern) =>
-    pattern.test(line),
-  );
-  return starts || (MATH_OPEN.test(line) && mathBlock(lines, at) !== null) || isTable(lines, at);
+  return isOther(line) || (MATH_OPEN.test(line) && mathBlock(lines, at) !== null) || isTable(lines, at);
 }
 
 /** As startsBlock, but a number that happens to begin a line is no list. */

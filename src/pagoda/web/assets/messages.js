@@ -89,6 +89,12 @@ export class MessageView {
     this.status.textContent = text;
   }
 
+  /** The last lines of what a command has written so far. */
+  showOutput(text) {
+    this.output ??= this.element.appendChild(el("pre", { class: "output" }));
+    this.output.textContent = text;
+  }
+
   /** Nothing more will come. */
   complete(versions) {
     const { node, element } = this;

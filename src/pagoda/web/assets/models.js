@@ -4,7 +4,6 @@ import { ApiError, library, loadModel, planModel, pullModel, removeModel, unload
 import { ask } from "./ask.js";
 import { byId, el, toast } from "./dom.js";
 import { phaseText, rateText, sizeText } from "./models_words.js";
-import { settings } from "./store.js";
 import { t } from "./words.js";
 
 const MOST_FOUND = 8;
@@ -141,15 +140,15 @@ class ModelsDialog {
   }
 
   served(model) {
-    const { name, status, chats, bytes, parameters, quantization, planned } = model;
+    const { name, status, chats, bytes, parameters, quantization, memory } = model;
     const loading = status === "loading";
     const loaded = ["loaded", "sleeping"].includes(status);
     const state = { loaded: "loaded", unloaded: "unloaded" }[status] ?? status;
     const facts = [parameters, quantization, bytes && sizeText(bytes)].filter(Boolean);
-    if (planned) facts.push(t("holds", { size: sizeText(planned) }));
+    if (memory) facts.push(t("holds", { size: sizeText(memory) }));
     if (model.pinned) facts.push(t("pinned"));
     if (!chats) facts.push(t("vectors"));
-    const current = this.picker.name === name && settings.model !== "";
+    const current = this.picker.name === name;
     const buttons = [];
     if (chats && !loading) buttons.push([current ? "inUse" : "use", () => this.use(name), current]);
     if (!loaded && !loading) buttons.push(["load", () => this.act(loadModel, name)]);

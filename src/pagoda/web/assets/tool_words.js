@@ -4,6 +4,7 @@ import { addWords } from "./words.js";
 
 const ENGLISH = {
   mcp: "Tools of this chat",
+  toolsOff: "No tools while two models answer: each would act, and one reply is kept",
   mcpHint: "Servers give the model tools. A server is switched on for this chat alone, and each call asks you first.",
   mcpNone: "This server was started without tools (--tools) and MCP servers (--mcp-config). Add one by its URL.",
   mcpConnecting: "connecting…",
@@ -54,6 +55,7 @@ const ENGLISH = {
 
 const CHINESE = {
   mcp: "此对话的工具",
+  toolsOff: "两个模型同时回答时不使用工具：两者都会执行操作，而只保留一个回答",
   mcpHint: "服务器为模型提供工具。开关只对此对话有效，每次调用前都会询问你。",
   mcpNone: "此服务器启动时没有配置工具（--tools）和 MCP 服务器（--mcp-config）。可以通过 URL 添加。",
   mcpConnecting: "连接中…",

@@ -72,6 +72,7 @@ export class ToolRun {
     try {
       for await (const told of callTool(body, this.abort.signal)) {
         if (told.kind === "result") await this.take(told);
+        else if (told.output !== undefined) this.view.showOutput(told.output);
         else this.view.showStatus(progressOf(told));
       }
     } catch (error) {

@@ -29,6 +29,10 @@ from pagoda.server.replies.sse import SseResponse, data_event, until_disconnecte
 router = APIRouter()
 
 _REFUSALS = (501, 502)
+_OUTPUT_LINES, _OUTPUT_BYTES = 12, 2000
+"""The end of a running command's output that is told, in lines and in bytes."""
+_PAUSE = 0.1
+"""Seconds from one event of output to the next, at least."""
 _SILENCE = 5.0
 """Seconds after which a stream of a call says that it is still there."""
 
@@ -76,6 +80,7 @@ class _CallStream(SseResponse):
         self._ready = ready
         self._arguments = body.arguments
         self._news: McpProgress | None = None
+        self._output = b""
         self._heard = asyncio.Event()
 
     async def _progress(self, progress: float, total: float | None, message: str | None) -> None:
@@ -83,12 +88,19 @@ class _CallStream(SseResponse):
         self._news = McpProgress(progress, total, None if message is None else message[:500])
         self._heard.set()
 
+    def _watch(self, chunk: bytes) -> None:
+        self._output = (self._output + chunk)[-_OUTPUT_BYTES:]
+        lines = self._output.decode(errors="replace").splitlines()[-_OUTPUT_LINES:]
+        self._news = McpProgress(0.0, output="\n".join(lines))
+        self._heard.set()
+
     async def _write(self, send: Send, write: ChunkWriter) -> None:
         async def tell(chunk: bytes) -> None:
             if not write(chunk):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
-        calling = asyncio.create_task(self._ready.perform(self._arguments, self._progress))
+        performing = self._ready.perform(self._arguments, self._progress, self._watch)
+        calling = asyncio.create_task(performing)
         calling.add_done_callback(lambda _: self._heard.set())
         try:
             while not calling.done():
@@ -98,6 +110,8 @@ class _CallStream(SseResponse):
                 news, self._news = self._news, None
                 if not calling.done():
                     await tell(b": still there\n\n" if news is None else data_event(news))
+                if news is not None and news.output:
+                    await asyncio.wait([calling], timeout=_PAUSE)
             last = _outcome(calling)
         finally:
             calling.cancel()

@@ -94,7 +94,7 @@ def _listed(model: ShownModel) -> OllamaModel:
 def _running(model: ShownModel, config: ServerConfig) -> OllamaRunningModel:
     entry = model.entry
     ready = entry.served.client.ready if entry.served is not None else None
-    size = entry.planned_bytes
+    size = entry.held_bytes
     left = config.idle_unload - entry.idle_seconds if config.idle_unload > 0 else _NEVER
     return OllamaRunningModel(
         name=model.name,
