@@ -6,14 +6,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from bench.peers import plan
-from bench.peers.contenders import CONTENDERS
+from bench.peers.contenders import CONTENDERS, Contender, ik_contenders
 from bench.peers.models import BIG_FILES, GGUF_FILES
 from bench.peers.paths import RESULTS, ROOT
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Results
-from bench.peers.servers import KINDS
+from bench.peers.servers import KINDS, ServerKind
 
 _TABLE = ROOT / "docs" / "benchmarks" / "cpu.md"
 
@@ -22,14 +23,15 @@ _TABLE = ROOT / "docs" / "benchmarks" / "cpu.md"
 class Choice:
     measures: tuple[str, ...]
     files: tuple[str, ...]
-    peers: tuple[str, ...]
+    contenders: tuple[Contender, ...]
+    servers: tuple[ServerKind, ...]
 
 
 def main() -> int:
     # Asked to end, it ends those too that it holds still.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args = _arguments()
-    choice = _choose(args.only)
+    choice = _choose(args.only, args.ik_source)
     size = plan.QUICK if args.quick else plan.FULL
     if args.rounds:
         size = size.with_rounds(args.rounds)
@@ -51,25 +53,31 @@ def _sections(choice: Choice, size: plan.Size, threads: int) -> "Iterator[plan.S
     for file in choice.files:
         wanted = [name for name in plan.measures_of(file) if name in choice.measures]
         if wanted:
-            yield from plan.measure_file(file, wanted, choice.peers, size, threads)
+            yield from plan.measure_file(file, wanted, choice.contenders, size, threads)
     for name in plan.SERVER_MEASURES:
         if name in choice.measures:
-            yield plan.measure_servers(name, choice.peers, size, threads)
+            yield plan.measure_servers(name, choice.servers, size, threads)
 
 
-def _choose(words: list[str]) -> Choice:
+def _choose(words: list[str], ik_source: Path | None) -> Choice:
     """Words of one kind limit that kind; a kind without a word is taken whole."""
+    contenders = (*CONTENDERS, *(ik_contenders(ik_source) if ik_source else ()))
     kinds = {
         "measures": plan.MEASURES,
         "files": (*GGUF_FILES, *BIG_FILES),
-        "peers": tuple(dict.fromkeys(one.name for one in (*CONTENDERS, *KINDS))),
+        "peers": tuple(dict.fromkeys(one.name for one in (*contenders, *KINDS))),
     }
     known = [name for names in kinds.values() for name in names]
     for word in words:
         if word not in known:
             sys.exit(f"There is no {word!r}; there are: {', '.join(known)}.")
     picked = {kind: tuple(n for n in names if n in words) or names for kind, names in kinds.items()}
-    return Choice(**picked)
+    return Choice(
+        picked["measures"],
+        picked["files"],
+        tuple(one for one in contenders if one.name in picked["peers"]),
+        tuple(one for one in KINDS if one.name in picked["peers"]),
+    )
 
 
 def _arguments() -> argparse.Namespace:
@@ -77,6 +85,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=[], metavar="WORD,WORD",
         help="measures, files and peers to be taken, such as decode,q4_1,Pagoda,llama.cpp",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ik-source", type=Path, metavar="FOLDER",
+        help="sources of ik_llama.cpp, which then takes part; no package has it",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="small and once: shows that it works, measures nothing"

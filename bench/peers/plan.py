@@ -8,19 +8,20 @@ from typing import Any
 
 from bench.peers import processes, servers
 from bench.peers.accuracy import divergences
-from bench.peers.contenders import CONTENDERS, PAGODA
+from bench.peers.contenders import PAGODA, Contender
 from bench.peers.environments import SetupError
 from bench.peers.models import BIG_FILES, model_path, streamed_bytes
 from bench.peers.results import Entry, Section
 from bench.peers.rounds import Outcome, alternate
-from bench.peers.servers import KINDS, Server, ServerKind
+from bench.peers.servers import Server, ServerKind
 from bench.peers.worker import Worker
 from pagoda.base.machine import cpu_facts
 from pagoda.base.units import format_bytes
 
 _SPEEDS = ("decode", "prefill", "decode16")
+_LONG = ("prefill4k", "depth")
 SERVER_MEASURES = ("served", "startup", "memory")
-MEASURES = (*_SPEEDS, "depth", "kl", *SERVER_MEASURES)
+MEASURES = (*_SPEEDS, *_LONG, "kl", *SERVER_MEASURES)
 READ = "read"
 """The entry of the machine itself: a buffer of the weights' size, read by Pagoda's threads."""
 
@@ -30,6 +31,7 @@ class Size:
     rounds: int = 5
     decode: int = 128
     prefill: int = 512
+    long_prefill: int = 4096
     batch: tuple[int, int, int] = (16, 128, 128)
     """Requests, prompt tokens, new tokens."""
     depths: tuple[int, int] = (128, 4096)
@@ -44,23 +46,23 @@ class Size:
 
 FULL = Size()
 QUICK = Size(
-    rounds=1, decode=16, prefill=64, batch=(16, 32, 8), depths=(128, 512), depth_tokens=8,
-    texts=1, requests=16,
+    rounds=1, decode=16, prefill=64, long_prefill=256, batch=(16, 32, 8), depths=(128, 512),
+    depth_tokens=8, texts=1, requests=16,
 )  # fmt: skip
 
 
 def measures_of(file: str) -> tuple[str, ...]:
-    """Depth is a matter of attention and not of the file; random weights have no accuracy."""
+    """Contexts are a matter of attention and not of the file; random weights have no accuracy."""
     if file in BIG_FILES:
         return _SPEEDS
-    return (*_SPEEDS, "depth", "kl") if file == "q4_1" else (*_SPEEDS, "kl")
+    return (*_SPEEDS, *_LONG, "kl") if file == "q4_1" else (*_SPEEDS, "kl")
 
 
 def measure_file(
-    file: str, measures: Sequence[str], peers: Sequence[str], size: Size, threads: int
+    file: str, measures: Sequence[str], contenders: Sequence[Contender], size: Size, threads: int
 ) -> Iterator[Section]:
     """Start everyone who takes part in this file's rows, once, and measure in turns."""
-    workers, failed = _start(file, peers, threads)
+    workers, failed = _start(file, contenders, threads)
     try:
         for measure in measures:
             print(f"{measure} {file}: {', '.join(workers)}", file=sys.stderr)
@@ -75,9 +77,8 @@ def measure_file(
             worker.close()
 
 
-def measure_servers(measure: str, peers: Sequence[str], size: Size, threads: int) -> Section:
+def measure_servers(measure: str, kinds: Sequence[ServerKind], size: Size, threads: int) -> Section:
     """`served` with all servers up and all but one held still, the others one after another."""
-    kinds = [kind for kind in KINDS if kind.name in peers]
     print(f"{measure}: {', '.join(kind.name for kind in kinds)}", file=sys.stderr)
     section = _section(measure, "", threads)
     if measure == "served":
@@ -132,12 +133,12 @@ def _served(kinds: Sequence[ServerKind], size: Size, threads: int) -> dict[str, 
 
 
 def _start(
-    file: str, peers: Sequence[str], threads: int
+    file: str, contenders: Sequence[Contender], threads: int
 ) -> tuple[dict[str, Worker], dict[str, Entry]]:
     workers: dict[str, Worker] = {}
     failed: dict[str, Entry] = {}
-    for contender in CONTENDERS:
-        if contender.name not in peers or file not in contender.files:
+    for contender in contenders:
+        if file not in contender.files:
             continue
         try:
             worker = contender.start(file, threads)
@@ -178,6 +179,7 @@ def _question(measure: str, size: Size) -> Callable[[Worker], dict[str, float]]:
     return {
         "decode": lambda worker: _speed(worker.ask("decode", tokens=size.decode)),
         "prefill": lambda worker: _speed(worker.ask("prefill", tokens=size.prefill)),
+        "prefill4k": lambda worker: _speed(worker.ask("prefill", tokens=size.long_prefill)),
         "decode16": lambda worker: _speed(
             worker.ask("batch_decode", requests=requests, prompt=prompt, tokens=tokens)
         ),

@@ -1,17 +1,19 @@
 """The tables of docs/benchmarks/cpu.md."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from bench.peers.contenders import BASELINE
+from bench.peers.contenders import PAGODA
 from bench.peers.plan import MEASURES, READ
 from bench.peers.results import Entry, Results, Section
 
+_RATIO = "x the best peer"
 _BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
 _TITLES = {
     "decode": "Decoding, one request, 128 tokens",
     "prefill": "Reading a prompt of 512 tokens",
+    "prefill4k": "Reading a prompt of 4,096 tokens",
     "decode16": "Decoding, 16 requests of 128 + 128 tokens",
     "depth": "What context costs",
     "kl": "Accuracy",
@@ -40,7 +42,7 @@ def tables(results: Results) -> str:
 
 
 def _speeds(sections: Sequence[Section]) -> str:
-    header = ["file", "engine", "tok/s", "range", f"x {BASELINE}", "% of the limit"]
+    header = ["file", "engine", "tok/s", "range", _RATIO, "% of the limit"]
     rows = []
     for section in sections:
         limit = _limit(section)
@@ -54,7 +56,9 @@ def _speeds(sections: Sequence[Section]) -> str:
             speed = entry.median("tok_s")
             percent = f"{100 * speed / limit:.0f}" if limit else ""
             span = _range(entry.values("tok_s"), 0)
-            rows.append([*first, f"{speed:.0f}", span, _ratio(section, entry, "tok_s"), percent])
+            rows.append(
+                [*first, f"{speed:.0f}", span, _ratio(section, entry, "tok_s", max), percent]
+            )
         if limit:
             read = section.entries[READ]
             text = f"reads {read.median('gb_s'):.1f} GB/s [{_range(read.values('gb_s'), 1)}]"
@@ -73,9 +77,11 @@ def _depth(sections: Sequence[Section]) -> str:
                 continue
             figures = [f"{entry.median(key):.2f}" for key in ("near_ms", "far_ms", "added_ms")]
             span = _range(entry.values("added_ms"), 2)
-            rows.append([section.file, name, *figures, span, _ratio(section, entry, "added_ms")])
+            rows.append(
+                [section.file, name, *figures, span, _ratio(section, entry, "added_ms", min)]
+            )
     header = [
-        "file", "engine", "ms per token at 128", "at 4,096", "added", "range", f"x {BASELINE}"
+        "file", "engine", "ms per token at 128", "at 4,096", "added", "range", _RATIO
     ]  # fmt: skip
     return _table(header, rows)
 
@@ -88,11 +94,11 @@ def _accuracy(sections: Sequence[Section]) -> str:
                 rows.append([section.file, name, f"not measured: {entry.error}"])
                 continue
             (sample,) = entry.samples
-            ratio = _ratio(section, entry, "kl")
+            ratio = _ratio(section, entry, "kl", min)
             agreed = f"{100 * sample['agreed']:.2f}"
             rows.append([section.file, name, f"{1000 * sample['kl']:.3f}", agreed, ratio])
     return _table(["file", "engine", "mean KL, 1e-3 nats", "same first token, %",
-                   f"x {BASELINE}"], rows)  # fmt: skip
+                   _RATIO], rows)  # fmt: skip
 
 
 def _served(sections: Sequence[Section]) -> str:
@@ -150,6 +156,7 @@ def _memory(sections: Sequence[Section]) -> str:
 _TABLES = {
     "decode": _speeds,
     "prefill": _speeds,
+    "prefill4k": _speeds,
     "decode16": _speeds,
     "depth": _depth,
     "kl": _accuracy,
@@ -189,11 +196,16 @@ def _limit(section: Section) -> float:
     return read.median("gb_s") * 1e9 / section.streamed_bytes
 
 
-def _ratio(section: Section, entry: Entry, key: str) -> str:
-    baseline = section.entries.get(BASELINE)
-    if baseline is None or not baseline.samples or not baseline.median(key):
-        return ""
-    return f"{entry.median(key) / baseline.median(key):.2f}"
+def _ratio(
+    section: Section, entry: Entry, key: str, best: Callable[[Iterable[float]], float]
+) -> str:
+    """To the median of the peer that did best in this section."""
+    peers = [
+        peer.median(key)
+        for name, peer in section.entries.items()
+        if name not in (PAGODA, READ) and peer.samples
+    ]
+    return f"{entry.median(key) / best(peers):.2f}" if peers and best(peers) else ""
 
 
 def _range(values: Sequence[float], digits: int) -> str:

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from bench.peers import processes
+from bench.peers.__main__ import _choose
 from bench.peers.environments import SetupError, run_logged
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Entry, Results, Section
@@ -103,6 +104,33 @@ def test_tables_hold_medians_ranges_ratios_and_the_limit():
     assert "| q4_1 | vllm | not measured: No matching distribution |" in text
     assert "| q4_1 | the limit | 620 | reads 62.0 GB/s [62.0-62.0] |" in text
     assert "| Pagoda |  | -t 2 |" in text
+
+
+def test_a_ratio_is_to_the_peer_that_did_best():
+    results = Results()
+    speeds = {"Pagoda": 300.0, "llama.cpp": 100.0, "ik_llama.cpp": 150.0, "vllm": 50.0}
+    results.add(section(**{name: Entry([{"tok_s": speed}]) for name, speed in speeds.items()}))
+    added = {"Pagoda": 2.0, "llama.cpp": 10.0, "ik_llama.cpp": 4.0}
+    entries = {
+        name: Entry([{"near_ms": 5.0, "far_ms": 5.0 + ms, "added_ms": ms}])
+        for name, ms in added.items()
+    }
+    results.add(section("depth", **entries))
+    text = tables(results)
+    assert "| q4_1 | Pagoda | 300 | 300-300 | 2.00 |" in text
+    assert "| q4_1 | ik_llama.cpp | 150 | 150-150 | 1.00 |" in text
+    assert "| q4_1 | llama.cpp | 100 | 100-100 | 0.67 |" in text
+    assert "| q4_1 | Pagoda | 5.00 | 7.00 | 2.00 | 2.00-2.00 | 0.50 |" in text
+
+
+def test_ik_takes_part_where_its_sources_are_given(tmp_path):
+    with pytest.raises(SystemExit, match="There is no 'ik_llama.cpp'"):
+        _choose(["ik_llama.cpp"], None)
+    choice = _choose(["decode", "ik_llama.cpp", "ik_llama.cpp -rtr"], tmp_path)
+    assert [one.name for one in choice.contenders] == ["ik_llama.cpp", "ik_llama.cpp -rtr"]
+    assert (choice.measures, choice.servers) == (("decode",), ())
+    with pytest.raises(SetupError, match=r"--ik-source .* holds no include/llama.h"):
+        choice.contenders[0].start("q4_1", 2)
 
 
 def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path):

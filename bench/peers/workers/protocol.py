@@ -29,6 +29,9 @@ def serve(start: Callable[[argparse.Namespace], Any]) -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=4352)
     parser.add_argument("--dtype", default="")
+    parser.add_argument("--library")
+    parser.add_argument("--library-version", default="")
+    parser.add_argument("--repack", action="store_true")
     contender = start(parser.parse_args())
     print(json.dumps({"version": contender.version, "flags": contender.flags}), file=answers)
     for line in sys.stdin:

@@ -1,0 +1,56 @@
+"""Files of random weights, which stand for models that are too large to be had."""
+
+from collections import Counter
+from dataclasses import replace
+
+import gguf
+import pytest
+from gguf.quants import dequantize
+
+from bench.peers.random_models import FORMATS, Shape, write_random_model
+
+TINY = Shape(layers=1, hidden=256, heads=4, kv_heads=2, mlp=512, vocabulary=1000)
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A file with the fields of a tokenizer of three tokens."""
+    path = tmp_path / "tokenizer.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 3)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("storage", FORMATS)
+def test_weights_of_each_format_are_centred_and_of_one_size(storage, tokenizer, tmp_path):
+    path = tmp_path / "random.gguf"
+    write_random_model(path, TINY, storage, tokenizer)
+    reader = gguf.GGUFReader(path)
+    for tensor in reader.tensors:
+        if tensor.tensor_type != gguf.GGMLQuantizationType.F32:
+            weights = dequantize(tensor.data, tensor.tensor_type)
+            assert weights.shape == tuple(reversed(tensor.shape.tolist()))
+            assert 0.017 < weights.std() < 0.024
+            assert abs(weights.mean()) < 0.003
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert tokens[:3] == ["a", "b", "ab"]
+    assert len(tokens) == len(set(tokens)) == TINY.vocabulary
+
+
+def test_the_mixture_has_more_bits_where_the_quantizer_gives_more(tokenizer, tmp_path):
+    shape = replace(TINY, layers=16)
+    write_random_model(tmp_path / "a.gguf", shape, "q4_k_m", tokenizer)
+    tensors = gguf.GGUFReader(tmp_path / "a.gguf").tensors
+    types = {tensor.name.removesuffix(".weight"): tensor.tensor_type.name for tensor in tensors}
+    assert (types["output"], types["token_embd"]) == ("Q6_K", "Q4_K")
+    better = {int(n.split(".")[1]) for n, t in types.items() if "ffn_down" in n and t == "Q6_K"}
+    assert better == {0, 1, 4, 7, 10, 13, 14, 15}
+    assert Counter(t for n, t in types.items() if "ffn_up" in n) == {"Q4_K": 16}
