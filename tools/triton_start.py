@@ -1,181 +1,178 @@
-"""How long the kernels of a model's first start take to compile, without a GPU.
+"""How long the kernels of whole models take to compile for a GPU that is not there.
 
-    python tools/triton_start.py               # three models, sm_90, one thread and several
-    python tools/triton_start.py --models gpt-oss-20b --target 80 --threads 8
+    python tools/triton_start.py                    # three models, sm_80 and sm_90, one process
+    python tools/triton_start.py --models gpt --targets 90 --jobs 8
+    python tools/triton_start.py --report           # compiles nothing: the table of what is known
 
-Counted are the launches of one layer of each kind for steps of 1, 16, 32, 64, 512 and 2,048 tokens,
-at the sizes of the models, and of sampling; each kernel once that Triton would compile. Compiling
-includes ptxas, and nothing of an earlier run is used. Behind it, how long the slowest kernel takes,
-below which no number of threads comes.
+The kernels are those that an engine compiles before it is ready (`runtime/triton/needed.py`).
+Nothing that was compiled before is used. Each kernel's row is written as soon as it is there, so
+that an interrupted run goes on where it was; rows of kernels that have changed are made anew.
+Seconds are the processor's, of Triton and of ptxas. What N processes would take follows from them:
+each takes the next kernel when it is done with one.
 """
 
 import argparse
+import csv
+import hashlib
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from heapq import heapreplace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402 - behind the path
 import triton  # noqa: E402 - behind the path
 from triton import knobs  # noqa: E402 - behind the path
 from triton.backends.compiler import GPUTarget  # noqa: E402 - behind the path
-from triton.compiler import ASTSource  # noqa: E402 - behind the path
+from triton.runtime import driver  # noqa: E402 - behind the path
 
-from pagoda.kernels import ops  # noqa: E402 - behind the path
-from pagoda.kernels.triton import activation, attention, kv_cache, norm  # noqa: E402
-from pagoda.kernels.triton.products import experts, gemm, routing  # noqa: E402
-from pagoda.kernels.triton.products.matrix import GpuMatrix  # noqa: E402
-from pagoda.kernels.triton.target import assuming  # noqa: E402
-from tools.triton_compile import Launch, caught, name_of  # noqa: E402
-from tools.triton_examples import Example, sampling  # noqa: E402
+from pagoda.kernels.triton.target import assuming  # noqa: E402 - behind the path
+from pagoda.runtime.triton.needed import Launch, needed  # noqa: E402 - behind the path
+from tools.triton_models import LIMITS, MODELS, weightless_model  # noqa: E402 - behind the path
 
-TOKENS = (1, 16, 32, 64, 512, 2048)
-_TYPE, _BLOCK = torch.bfloat16, 64
+ROWS = ROOT / "build" / "triton_start.csv"
+_PROCESSES = (1, 4, 8)
+"""That the table has columns for."""
 
 
-class Model(NamedTuple):
-    hidden: int
-    heads: int
-    kv_heads: int
-    dim: int
-    linear: tuple[tuple[str, int, int], ...]
-    """Storage, rows and columns; plain ones are the library's."""
-    experts: tuple[str, int, int, int] | None = None
-    """Storage, how many, of a token, and their width."""
-    window: int | None = None
-    sinks: bool = False
+class Row(NamedTuple):
+    model: str
+    target: int
+    kernel: str
+    mark: str
+    """A hash of Triton's version, the kernel's code and the launch."""
+    cpu: float
+    wall: float
 
 
-MODELS = {
-    "Llama-3.1-8B-Q4_K": Model(4096, 32, 8, 128, (
-        ("Q4_K", 6144, 4096), ("Q4_K", 4096, 4096), ("Q4_K", 28672, 4096), ("Q4_K", 4096, 14336),
-        ("Q6_K", 4096, 14336), ("Q6_K", 1024, 4096), ("Q6_K", 128256, 4096),
-    )),
-    "gpt-oss-20b": Model(2880, 64, 8, 64, (), ("MXFP4", 32, 4, 2880), window=128, sinks=True),
-    "Qwen3-30B-A3B-FP8": Model(2048, 32, 4, 128, (
-        ("FP8", 5120, 2048), ("FP8", 2048, 4096),
-    ), ("FP8", 128, 8, 768)),
-}  # fmt: skip
+class PlayedDriver:
+    """What Triton asks of a GPU before it compiles; each model has one of its own, for kernels are
+    compiled once for a GPU."""
+
+    def __init__(self, target: int, model: str = ""):
+        self._target, self._model = target, model
+
+    def get_current_device(self) -> tuple[int, str]:
+        return self._target, self._model
+
+    def get_current_stream(self, device: object) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._target, 32)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--target", type=int, default=90)
-    parser.add_argument("--threads", nargs="*", type=int, default=[1, 2, 8])
+    parser.add_argument("--models", nargs="*", default=[""], help="parts of their names")
+    parser.add_argument("--targets", nargs="*", type=int, default=[80, 90])
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    parser.add_argument("--rows", type=Path, default=ROWS, help="where rows are kept")
+    parser.add_argument("--report", action="store_true", help="only the table")
     options = parser.parse_args()
-    print(f"Triton {triton.__version__}, sm_{options.target}")
-    print("| model | kernels | slowest s |" + "".join(f" {n} threads s |" for n in options.threads))
-    print("|---|---:|---:|" + "---:|" * len(options.threads))
-    for name in options.models:
-        launches = launches_of(MODELS[name], options.target)
-        row, slowest = [], 0.0
-        for threads in options.threads:
-            seconds, most = compiled(launches, threads)
-            slowest = most if threads == min(options.threads) else slowest
-            row.append(f" {seconds:.0f} |")
-        print(f"| {name} | {len(launches)} | {slowest:.1f} |{''.join(row)}", flush=True)
+    models = [name for name in MODELS if any(part in name for part in options.models)]
+    wanted = {(m, t): list(_marked(m, t)) for m in models for t in options.targets}
+    known = {(row.model, row.target, row.mark): row for row in _read(options.rows)}
+    if not options.report:
+        missing = [(*of, m) for of, marks in wanted.items() for m in marks if (*of, m) not in known]
+        for row in _compiled(missing, options.jobs):
+            known[row.model, row.target, row.mark] = row
+            _append(options.rows, row)
+    _print(wanted, known)
     return 0
 
 
-def launches_of(model: Model, target: int) -> list[Launch]:
-    """Each once, the products first: they take longest."""
-    found: dict[str, Launch] = {}
-    for call in calls(model):
-        example = Example("", "", call, lambda capability: None)
-        with assuming(target), torch.device("meta"):
-            for launch in caught(example, target):
-                found.setdefault(launch.fingerprint(), launch)
-    return list(found.values())
+@cache
+def _marked(model: str, target: int) -> dict[str, Launch]:
+    """What the model launches, by mark."""
+    driver.set_active(PlayedDriver(target, model))
+    with assuming(target):
+        launches = needed(*weightless_model(MODELS[model]), LIMITS)
+    return {_mark(launch): launch for launch in launches}
 
 
-def calls(model: Model) -> Iterator[Callable[[], object]]:
-    """What a layer of each kind, and sampling, launch."""
-    for tokens in TOKENS:
-        if model.experts is not None:
-            yield partial(_mix, model, tokens)
-        for storage, rows, columns in model.linear:
-            if rows < 65536 or tokens == 1:  # a step has few rows of logits
-                yield partial(_multiply, storage, rows, columns, tokens)
-    for tokens in (1, 64, 2048):
-        yield partial(_attend, model, tokens)
-        yield partial(_norms, model, tokens)
-    yield from (example.call for example in sampling.examples() if example.label.startswith("voc"))
+def _mark(launch: Launch) -> str:
+    told = (triton.__version__, launch.kernel.cache_key, launch.key)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
 
 
-def compiled(launches: Sequence[Launch], threads: int) -> tuple[float, float]:
-    """(seconds of all, of the slowest kernel)."""
+def _compiled(missing: Sequence[tuple[str, int, str]], jobs: int) -> Iterator[Row]:
+    """One after the other, as they are done."""
+    if not missing:
+        return
+    begun, spent = time.perf_counter(), 0.0
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for count, row in enumerate(pool.map(_compile, missing), 1):
+            spent += row.cpu
+            print(f"{count}/{len(missing)}", *row[:3], f"{row.cpu:.1f} s", sep="\t", flush=True)
+            yield row
+    wall = time.perf_counter() - begun
+    print(f"{len(missing)} kernels in {spent:.0f} s of CPU and {wall:.0f} s with {jobs} processes")
+
+
+def _compile(what: tuple[str, int, str]) -> Row:
+    model, target, mark = what
+    launch = _marked(model, target)[mark]
+    driver.set_active(PlayedDriver(target, model))
     with tempfile.TemporaryDirectory() as folder, knobs.cache.scope():
         knobs.cache.dir = folder
-        begun = time.perf_counter()
-        with ThreadPoolExecutor(threads) as pool:
-            slowest = max(pool.map(_compile, launches))
-        return time.perf_counter() - begun, slowest
+        begun, before = time.perf_counter(), _cpu_seconds()
+        launch.compile()
+        cpu, wall = _cpu_seconds() - before, time.perf_counter() - begun
+    return Row(model, target, launch.name, mark, round(cpu, 2), round(wall, 2))
 
 
-def _compile(launch: Launch) -> float:
-    begun = time.perf_counter()
-    source = ASTSource(launch.kernel, launch.types, launch.constants, launch.known)
-    options = {**launch.options, "enable_fp_fusion": True}
-    try:
-        triton.compile(source, GPUTarget("cuda", launch.target, 32), options)
-    except Exception as error:
-        raise RuntimeError(f"{name_of(launch.kernel)}: {error}") from error
-    return time.perf_counter() - begun
+def _cpu_seconds() -> float:
+    """Of this process and of the ptxas that it has waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def _x(tokens: int, size: int) -> torch.Tensor:
-    return torch.empty(tokens, size, dtype=_TYPE)
+def _read(path: Path) -> Iterator[Row]:
+    if path.exists():
+        with path.open(newline="") as file:
+            for model, target, kernel, mark, cpu, wall in csv.reader(file):
+                yield Row(model, int(target), kernel, mark, float(cpu), float(wall))
 
 
-def _multiply(storage: str, rows: int, columns: int, tokens: int) -> None:
-    gemm.matmul(_x(tokens, columns), [GpuMatrix(storage, rows, columns, "meta")])
+def _append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        csv.writer(file).writerow(row)
 
 
-def _mix(model: Model, tokens: int) -> None:
-    assert model.experts is not None
-    storage, count, top_k, size = model.experts
-    ids, weights = routing.route(_x(tokens, count), top_k, "softmax", True)
-    biased = model.sinks
-    rising, falling = (
-        ops.PackedExperts(
-            tuple(GpuMatrix(storage, count * rows, columns, "meta") for _ in range(parts)),
-            rows, count, _x(count, parts * rows) if biased else None,
-        )
-        for parts, rows, columns in ((2, size, model.hidden), (1, model.hidden, size))
-    )  # fmt: skip
-    gating = ops.Gating(1.702, 7.0) if biased else ops.Gating()
-    experts.mix(_x(tokens, model.hidden), ids, weights, rising, falling, gating)
+def _print(
+    wanted: dict[tuple[str, int], list[str]], known: dict[tuple[str, int, str], Row]
+) -> None:
+    print(f"\nTriton {triton.__version__}; seconds of a processor\n")
+    columns = "".join(f" {count} processes |" for count in _PROCESSES[1:])
+    print(f"| model | GPU | kernels | all |{columns} slowest kernel |")
+    print("|---|---|---:|" + "---:|" * len(_PROCESSES) + "---|")
+    for (model, target), marks in wanted.items():
+        rows = [known[model, target, mark] for mark in marks if (model, target, mark) in known]
+        count = f"{len(marks)}" if len(rows) == len(marks) else f"{len(rows)} of {len(marks)}"
+        slowest = max(rows, key=lambda row: row.cpu, default=None)
+        worst = "" if slowest is None else f"`{slowest.kernel}`, {slowest.cpu:.1f}"
+        times = "".join(f" {_makespan(rows, jobs):.0f} |" for jobs in _PROCESSES)
+        print(f"| {model} | sm_{target} | {count} |{times} {worst} |")
 
 
-def _attend(model: Model, tokens: int) -> None:
-    reqs = tokens if tokens <= 64 else 4
-    size = (model.heads + 2 * model.kv_heads) * model.dim
-    k, v = torch.empty(2, 2, model.kv_heads, _BLOCK, model.dim, dtype=_TYPE)
-    index = torch.empty(tokens, dtype=torch.int64)
-    q = kv_cache.rotary_store(_x(tokens, size), index, torch.empty(64, model.dim), k, v, index)
-    table, starts = torch.empty(reqs, 64, dtype=torch.int32), torch.empty(reqs + 1).int()
-    sinks = torch.empty(model.heads) if model.sinks else None
-    for window in {None, model.window}:
-        attention.paged_attention(
-            q, k, v, table, starts, starts[1:], scale=0.1, window=window, sinks=sinks
-        )
-
-
-def _norms(model: Model, tokens: int) -> None:
-    x, weight = _x(tokens, model.hidden), torch.empty(model.hidden)
-    norm.rms_norm(x, weight, 1e-6)
-    norm.add_rms_norm(x, x.float(), weight, 1e-6)
-    activation.gate(_x(tokens, 2 * model.hidden), ops.Gating())
+def _makespan(rows: Sequence[Row], jobs: int) -> float:
+    """When the last of `jobs` processes is done, which take the rows in turn."""
+    done = [0.0] * jobs
+    for row in rows:
+        heapreplace(done, done[0] + row.cpu)
+    return max(done)
 
 
 if __name__ == "__main__":

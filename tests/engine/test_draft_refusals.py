@@ -173,6 +173,7 @@ def test_one_that_is_not_there(model, line, error):
     with pytest.raises(SourceError) as raised:
         found(f"{model} {line}")
     assert str(raised.value).startswith(error)
+    assert str(raised.value).endswith("It is what `model` of --speculative-config (or -md) names.")
 
 
 def test_one_without_a_tokenizer(model, tmp_path):

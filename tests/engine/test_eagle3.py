@@ -134,7 +134,7 @@ def test_recorded_steps_keep_what_the_head_reads(folder, guesses_are_cheap):
     counts = []
     for eager in (False, True):
         core = start(folder, "eagle3", enforce_eager=eager)
-        assert (core.executor.runner.program is None) == eager
+        assert (core.executor.runner.replays.program is None) == eager
         said, stats = replies(core, sampling), core.stats()
         counts.append((said, stats.spec_draft_tokens, stats.spec_accepted_tokens))
     assert counts[0] == counts[1]

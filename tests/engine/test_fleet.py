@@ -1,8 +1,11 @@
 """Several models: loaded when asked for, unloaded for room or rest, never while in use."""
 
 import asyncio
+import resource
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pagoda.base.errors import (
@@ -34,6 +37,25 @@ async def test_a_model_is_loaded_once_for_all_who_wait():
     assert served[0].names == ("small",) and served[0].text.model == "small"
     assert [entry.state for entry in fleet.entries] == ["loaded", "unloaded"]
     assert fleet.find("small").planned_bytes == 10
+
+
+async def test_memory_that_is_held_is_measured():
+    fleet = make("small")
+    entry = fleet.find("small")
+    assert entry.held_bytes == 0
+    served = await use(fleet, "small")
+    pages = int(Path("/proc/self/statm").read_text().split()[1])  # its engine plays in this process
+    assert entry.held_bytes >= 0.9 * pages * resource.getpagesize()
+    served.client.ready = msgspec.structs.replace(
+        served.client.ready,
+        device="cuda",
+        ledger=[
+            {"kind": "memory", "name": "weights", "predicted": 10, "measured": 12},
+            {"kind": "memory", "name": "process", "predicted": 5, "measured": None},
+            {"kind": "time", "name": "weights", "predicted": 7, "measured": 8},
+        ],
+    )
+    assert entry.held_bytes == 12 + 5
 
 
 async def test_who_was_not_used_for_longest_makes_room():
@@ -131,7 +153,7 @@ async def test_news():
     states = [event["status"] for event in told]
     assert states == ["loading", "loading", "loaded", "unloaded", "unloaded"]
     assert told[1]["progress"] == {"phase": "load weights", "done": 1, "total": 2}
-    assert told[2]["bytes"] == 10
+    assert told[2]["bytes"] > 1 << 20, "resident, not the 10 of its plan"
 
 
 async def test_shutdown_ends_all_and_loads_under_way():

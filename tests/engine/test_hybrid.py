@@ -120,7 +120,7 @@ def test_prefixes_come_back_from_disk(model, tmp_path):
 def test_a_resumed_prompt_has_the_same_bits_in_packed_weights(model):
     _, folder = model
     core = start(folder, dtype="auto")
-    assert core.executor.runner.program is not None, "steps are replayed"
+    assert core.executor.runner.replays.program is not None, "steps are replayed"
     prompt = tiny.random_ids(100, seed=3)
     first, again = (tokens(run(core, request(name, prompt))[name]) for name in ("a", "b"))
     assert first == again

@@ -363,7 +363,7 @@ def fakes(tmp_path, monkeypatch):
 def test_a_rank_that_fails_at_start(fakes, behaviour, error, words):
     """The others, which lose it, are not to blame."""
     ranks = fakes(behaviour)
-    ranks.load(RankSetup(RESOLVED, 1, False))
+    ranks.load(RankSetup(RESOLVED, False))
     pids = [process.pid for process in ranks._processes.values()]
     with pytest.raises(error, match=words):
         ranks._wait(lambda: False)
@@ -374,7 +374,7 @@ def test_an_engine_that_waits_for_a_lost_rank_is_ended(fakes, monkeypatch):
     monkeypatch.setattr("pagoda.engine.ranks.executor._NOTICE_SECONDS", 0.1)
     causes: list[str] = []
     ranks = fakes("exits", give_up=causes.append)
-    ranks.load(RankSetup(RESOLVED, 1, False))
+    ranks.load(RankSetup(RESOLVED, False))
     deadline = time.monotonic() + 30
     while not causes and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -393,7 +393,7 @@ def test_a_step_that_fails_on_rank_0_ends_all(fakes):
 
 def test_all_ranks_sleep_and_a_call_that_fails_on_one_may_be_repeated(fakes):
     ranks, own = fakes("sleeps"), []
-    ranks.load(RankSetup(RESOLVED, 1, False))
+    ranks.load(RankSetup(RESOLVED, False))
     ranks.call(RankCall("sleep"), lambda: own.append("sleep"))
     for _ in range(2):
         with pytest.raises(CapacityError, match="^Rank 2: no room"):
@@ -407,7 +407,7 @@ def test_all_ranks_sleep_and_a_call_that_fails_on_one_may_be_repeated(fakes):
 def test_a_rank_that_dies_asleep(fakes):
     ranks = fakes("sleeps")
     pids = [process.pid for process in ranks._processes.values()]
-    ranks.load(RankSetup(RESOLVED, 1, False))
+    ranks.load(RankSetup(RESOLVED, False))
     ranks.call(RankCall("sleep"), lambda: None)
     os.kill(pids[1], signal.SIGKILL)
     ranks._processes[2].wait(30)

@@ -109,7 +109,7 @@ def test_text_steps_are_replayed(folder, monkeypatch):
     if not ops.can_pack("cpu"):
         pytest.skip("no native kernels")
     core, _ = start(folder, dtype="auto")
-    program, sizes = core.executor.runner.program, []
+    program, sizes = core.executor.runner.replays.program, []
     replay = program.run
 
     def noted(arrays, samples):

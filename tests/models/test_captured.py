@@ -1,12 +1,14 @@
 """A decode step that is padded to a captured size gives what the step alone gives."""
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from pagoda.planner.captured import captured_sizes, step_size
+from pagoda.layers.batch import StateInputs
+from pagoda.planner.captured import CapturedSize, captured_sizes
 from pagoda.runtime.sampling.head import OutputHead
 from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.program import StepLimits
@@ -23,13 +25,13 @@ def again(work):
     return SimpleNamespace(replay=work)
 
 
-def capture(driver: Driver, max_reqs: int, *only: tuple[int, ...], guesses=0) -> CapturedSteps:
+def capture(driver: Driver, max_reqs: int, *only: CapturedSize, guesses=0) -> CapturedSteps:
     """All sizes, or some."""
     driver.model.reserve(64)
     cache = SimpleNamespace(layers=driver.caches, layer_group=driver.layer_group)
     has_states = len(set(driver.layer_group)) > 1
     sizes = captured_sizes(max_reqs, guesses, 2 * guesses)
-    sizes = tuple(step_size(*size[:2], *size[2:] or [None]) for size in only) or sizes
+    sizes = only or sizes
     most = max(size.tokens for size in sizes)
     limits = StepLimits(most, max_reqs, most, 64)
     steps = CapturedSteps(
@@ -85,7 +87,7 @@ def test_padded_steps_with_guesses_equal_eager_ones(case, tmp_path):
         }
         expected = torch.cat(list(eager.step(step).values()))
         assert steps.fits(len(expected), len(reqs), len(expected))
-        logits, greedy = replay(steps, padded, step, all_rows=True)
+        logits, greedy = replay(steps, padded, step, {req: len(ids) for req, ids in step.items()})
         # Delta nets take steps with guesses token by token, the eager ones here by chunks.
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
         assert greedy.tolist() == expected.argmax(-1).tolist()
@@ -98,7 +100,8 @@ def test_padded_steps_with_prompts_equal_eager_ones(case, tmp_path):
     tiny.make(family, **changes).save_pretrained(tmp_path)
     model = tiny.load(tmp_path)
     eager, padded = Driver(model), Driver(model)
-    steps = capture(padded, 5, (2, 8, 2), (5, 8, 5), (5, 20, 5))
+    sizes = [CapturedSize(reqs, tokens, prompts=True) for reqs, tokens in ((2, 8), (5, 8), (5, 20))]
+    steps = capture(padded, 5, *sizes)
     chance, reqs = random.Random(6), [f"r{i}" for i in range(5)]
     for turn in range(8):
         chosen = chance.sample(reqs, chance.randint(1, 4))
@@ -115,11 +118,66 @@ def test_padded_steps_with_prompts_equal_eager_ones(case, tmp_path):
     assert len(steps._graphs) == 3
 
 
+class Guessing(Driver):
+    """Keeps the states behind guesses, and takes back those that were wrong."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.guesses: dict[str, int] = {}
+        self.behind: dict[str, list[int]] = {}
+
+    def _states(self, tokens):
+        found, end = super()._states(tokens), 0
+        for req, ids in tokens.items():
+            end += len(ids)
+            kept = [self.slots[req]]
+            kept += [self.free_slots.pop() for _ in range(self.guesses.get(req, 0))]
+            found.write[end - len(kept) : end] = torch.tensor(kept, dtype=torch.int32)
+            self.slots[req], self.behind[req] = kept[-1], kept
+        return replace(found, drafts=any(self.guesses.values()))
+
+    def reject(self, req: str, count: int) -> None:
+        self.lens[req] -= count
+        self.slots[req] = self.behind[req].pop(-1 - count)
+        self.free_slots += self.behind.pop(req)
+
+
+def test_prompts_beside_guesses_keep_the_states_behind_these(tmp_path):
+    family, changes = MODELS["qwen3.5"]
+    tiny.make(family, **changes).save_pretrained(tmp_path)
+    model = tiny.load(tmp_path)
+    eager, padded = Guessing(model), Guessing(model)
+    size = CapturedSize(6, 24, prompts=True)
+    steps = capture(padded, 6, CapturedSize(1, 5), size)
+    (states,) = (group for group in steps._batches[size].groups if isinstance(group, StateInputs))
+    assert states.drafts
+    for driver in (eager, padded):
+        driver.step({"a": [1, 2, 3], "b": [4, 5]})
+    chance = random.Random(8)
+    for turn in range(6):
+        step = {
+            "a": tiny.random_ids(3, seed=turn),
+            "b": tiny.random_ids(2, seed=10 + turn),
+            f"p{turn}": tiny.random_ids(9, seed=20 + turn),
+        }
+        sampled = {"a": 3, "b": 2}
+        eager.guesses = padded.guesses = {"a": 2, "b": 1}
+        parts = eager.step(step)
+        expected = torch.cat([rows[-sampled.get(req, 1) :] for req, rows in parts.items()])
+        assert steps.fits(14, 3, 6)
+        logits, _ = replay(steps, padded, step, sampled)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+        for req, guessed in eager.guesses.items():
+            wrong = chance.randint(0, guessed)
+            eager.reject(req, wrong)
+            padded.reject(req, wrong)
+
+
 def test_tokens_that_the_device_alone_knows(tmp_path):
     tiny.make("llama").save_pretrained(tmp_path)
     model = tiny.load(tmp_path)
     eager, padded = Driver(model), Driver(model)
-    steps = capture(padded, 4, (4, 4))
+    steps = capture(padded, 4, CapturedSize(4, 4))
     prompts = {"a": [1, 2, 3], "b": [4, 5]}
     tokens = {req: rows[-1].argmax().item() for req, rows in eager.step(prompts).items()}
     padded.step(prompts)

@@ -11,6 +11,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.layers.context import Parallel
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.models.loader import build_model
+from pagoda.planner.memory.weights import weight_bytes
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 from pagoda.weights.safetensors import SafetensorsCheckpoint
 from pagoda.weights.upright import UprightCheckpoint
@@ -191,8 +192,40 @@ def test_a_mixture_exchanges_once(family, sizes, tmp_path):
         assert torch.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-def test_delta_nets_whose_heads_lie_in_tiles_cannot_be_split(tmp_path):
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(
+    ("family", "sizes", "value_heads", "storage"),
+    [
+        ("qwen3_5", tiny.QWEN3_5, 8, "F32"),
+        ("qwen3_5", tiny.QWEN3_5, 12, "Q8_0"),
+        ("qwen3_5", tiny.QWEN3_5, 4, "Q8_0"),
+        ("qwen3_5_moe", {**tiny.QWEN3_5_MOE, "num_experts": 8}, 12, "F32"),
+    ],
+)
+def test_delta_nets_whose_heads_lie_in_tiles(
+    world_size, family, sizes, value_heads, storage, tmp_path
+):
+    """As llama.cpp stores them: the value heads of a rank's key heads lie in several places."""
     path = tmp_path / "model.gguf"
-    tiny_gguf_qwen35.write(path, tiny.make("qwen3_5", **tiny.QWEN3_5), Storage.F32)
-    with pytest.raises(ConfigError, match="take the model's safetensors"):
-        tiny.load(path, parallel=Parallel(0, 2))
+    heads = {"linear_num_key_heads": 4, "linear_num_value_heads": value_heads}
+    made = tiny.make(family, **{**sizes, "intermediate_size": 128, **heads})
+    reference = tiny_gguf_qwen35.write(path, made, Storage[storage])
+    ids = tiny.random_ids(30)
+    expected = tiny.reference_logits(reference, ids)
+
+    def run(parallel: Parallel) -> tuple[torch.Tensor, dict[str, int], int]:
+        checkpoint = RecordingCheckpoint(GgufCheckpoint(path))
+        spec = spec_for(None, checkpoint.metadata, checkpoint.tensors)
+        model = build_model(spec, checkpoint, dtype=torch.float32, device="cpu", parallel=parallel)
+        return Driver(model).run(ids, chunk=9), checkpoint.bytes_read, model.nbytes
+
+    ranks = on_ranks(world_size, run)
+    checkpoint = GgufCheckpoint(path)
+    tensors, spec = checkpoint.tensors, spec_for(None, checkpoint.metadata, checkpoint.tensors)
+    planned = weight_bytes(spec, tensors, "float32", frozenset(), world_size)
+    assert max(nbytes for *_, nbytes in ranks) == planned
+    for logits, read, _ in ranks:
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+        for name in ("attn_qkv", "attn_gate", "ssm_beta", "ssm_alpha", "ssm_conv1d", "ssm_out"):
+            whole = tensors[f"blk.0.{name}.weight"].nbytes
+            assert read[f"blk.0.{name}.weight"] == whole // world_size, name

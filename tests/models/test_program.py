@@ -63,8 +63,13 @@ def table_of(group: GroupInputs, block_size: int) -> BlockTable:
     return table
 
 
-def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]], all_rows=False):
-    """(logits, greedy ids) of each request's last token, or of every token of the step."""
+def replay(
+    program: StepProgram,
+    driver: Driver,
+    tokens: dict[str, list[int]],
+    sampled: dict[str, int] | None = None,
+):
+    """(logits, greedy ids) of each request's last token, or of so many of its last ones."""
     batch = driver._batch(tokens)
     group, *states = batch.groups
     assert isinstance(group, GroupInputs)
@@ -78,9 +83,11 @@ def replay(program: StepProgram, driver: Driver, tokens: dict[str, list[int]], a
         [GroupArrays(table_of(group, driver.block_size), np.arange(len(tokens)), slots)],
         StateArrays(states[0].read.numpy(), states[0].write.numpy()) if states else None,
     )
-    samples = np.cumsum([len(ids) for ids in tokens.values()]) - 1
-    if all_rows:
-        samples = np.arange(len(slots))
+    ends = np.cumsum([len(ids) for ids in tokens.values()])
+    counts = [(sampled or {}).get(req, 1) for req in tokens]
+    samples = np.concatenate(
+        [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    )
     with torch.inference_mode():
         computed = program.run(arrays, samples)
     return computed.logits, computed.greedy.ids

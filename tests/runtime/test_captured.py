@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pagoda.planner.captured import CapturedSize, captured_sizes, mixed_sizes, usual_sizes
+from pagoda.planner.captured import PADDING, CapturedSize, captured_sizes, mixed_sizes, usual_sizes
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.steps import captured
 from pagoda.runtime.steps.captured import CapturedSteps
@@ -34,6 +34,7 @@ class Tiles:
 
     def __init__(self, steps: int, changed: bool):
         self.left, self.changed = steps, changed
+        self.rows = [[True, "layout", "bfloat16", 64, 64, 16, 16, 64, 4, 3]]
 
     def go_on(self) -> bool:
         self.left -= 1
@@ -53,9 +54,13 @@ class FakeGpu(CpuDevice):
         """Which of the graphs, counted from 0; None: all."""
         self.made = 0
         self.tiles: Tiles | None = None
+        self.taken: list[list[object]] = []
 
     def tile_tuning(self, model, most_tokens):
         return self.tiles
+
+    def take_tiles(self, rows):
+        self.taken += rows
 
     def facts(self):
         return SimpleNamespace(free_memory=self.free)
@@ -89,8 +94,8 @@ def make_captured(make_driver, gpu, monkeypatch):
             "captured_sizes": captured_sizes(8),
         }
         driver = make_driver(**(settings | changes))
-        driver.runner.program = driver.runner._record()
-        return driver, driver.runner.program
+        driver.runner.record()
+        return driver, driver.runner.replays.program
 
     return make
 
@@ -121,7 +126,7 @@ def test_sizes():
 def test_sizes_with_guesses():
     sizes = captured_sizes(4, most_guesses=3, most_in_step=8)
     assert plain(sizes[:3]) == [1, 2, 4]
-    assert sizes[3:] == ((1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (4, 12))
+    assert [size[:2] for size in sizes[3:]] == [(1, 2), (1, 4), (2, 4), (2, 8), (4, 8), (4, 12)]
     large = captured_sizes(256, most_guesses=3, most_in_step=32)
     assert max(size.tokens for size in large if size.tokens > size.requests) == 64
     assert len(large) < 40
@@ -181,13 +186,17 @@ def test_what_is_needed_first_is_captured_first(make_captured, make_request):
 MIXED = (*GUESSES, *mixed_sizes(8, 512))
 
 
-def test_mixed_sizes():
-    sizes = mixed_sizes(64, 2048)
-    assert sizes[:3] == ((16, 16, 16), (64, 16, 64), (16, 32, 16))
-    assert sizes[-1] == (64, 512, 64) and len(sizes) < 50
+@pytest.mark.parametrize(("most", "count"), [(512, 50), (2048, 70), (3000, 80)])
+def test_mixed_sizes(most, count):
+    sizes = mixed_sizes(64, most)
+    assert [(s.requests, s.tokens, s.samples) for s in sizes[:3]] == [
+        (16, 16, 16), (64, 16, 64), (16, 32, 16),
+    ]  # fmt: skip
+    assert sizes[-1] == CapturedSize(64, most, prompts=True) and len(sizes) < count
     tokens = sorted({size.tokens for size in sizes})
-    assert all(b <= 1.25 * a for a, b in zip(tokens, tokens[1:], strict=False) if a >= 64)
-    assert mixed_sizes(1, 20) == ((1, 16, 1), (1, 20, 1))
+    larger = zip(tokens, tokens[1:], strict=False)
+    assert all(b <= (1 + PADDING) * a for a, b in larger if a >= 64)
+    assert [size.tokens for size in mixed_sizes(1, 20)] == [16, 20]
 
 
 def test_steps_with_prompts_are_captured(script, make_captured, make_driver, gpu):  # noqa: F811  # the fixture
@@ -301,7 +310,7 @@ def test_dropped_graphs_are_captured_anew(make_captured, make_request, gpu):
     driver.add(*(make_request(name, 9, temperature=0.0) for name in "abc"))
     driver.finish(["a", "b", "c"], 4)
     inputs = steps._inputs
-    driver.runner.drop_captured()
+    driver.runner.replays.drop()
     assert not steps._graphs and steps._maker is None
     before = gpu.replays
     driver.finish(["a", "b", "c"], 5)
@@ -318,24 +327,24 @@ def test_graphs_come_before_tiles(changed, make_captured, make_request, gpu):
     driver, steps = make_captured()
     decode(driver, make_request, 3)
     assert plain(steps.captured) == [4]
-    graph = steps._graphs[4, 4]
+    graph = steps._graphs[CapturedSize(4, 4)]
     while gpu.tiles.left == 3:
         assert driver.runner.work_ahead()
     assert set(plain(steps.captured)) == {1, 2, 4, 8}
     while driver.runner.work_ahead():
         pass
     assert gpu.tiles.left == 0 and set(plain(steps.captured)) == {1, 2, 4, 8}
-    assert (steps._graphs[4, 4] is graph) is not changed
+    assert (steps._graphs[CapturedSize(4, 4)] is graph) is not changed
 
 
 def test_usual_sizes_are_captured_before_the_engine_is_ready(make_captured, gpu):
     driver, steps = make_captured(captured_sizes=GUESSES, captured_bytes=10**9)
     driver.runner.warm_up()
-    steps = driver.runner.program
+    steps = driver.runner.replays.program
     assert set(steps.captured) == set(usual_sizes(GUESSES))
     assert usual_sizes(captured_sizes(64)) == captured_sizes(64)[:7]
-    assert set(usual_sizes(GUESSES)) > {(1, 1), (8, 8), (1, 5)}
-    assert (2, 4) not in usual_sizes(GUESSES)
+    usual = {size[:2] for size in usual_sizes(GUESSES)}
+    assert usual > {(1, 1), (8, 8), (1, 5)} and (2, 4) not in usual
 
 
 def test_a_start_does_not_wait_for_slow_captures(make_captured, monkeypatch):
@@ -365,7 +374,7 @@ def test_a_size_that_fails_is_left_out_alone(error, make_captured, make_request,
     names = decode(driver, make_request, 2)
     assert [len(driver.tokens[name]) for name in names] == [3, 3] and gpu.replays == before
     assert not driver.runner.work_ahead()  # and it is not tried again
-    driver.runner.drop_captured()
+    driver.runner.replays.drop()
     steps.capture_usual()
     assert plain(steps.captured) == [1, 2, 4, 8]
 
@@ -400,7 +409,9 @@ def test_capturing_in_the_middle_of_a_run(make_captured, make_driver, make_reque
 def test_nothing_is_captured_where_it_is_not_wanted(make_driver, gpu):
     def record(**changes):
         sizes = captured_sizes(4)
-        return make_driver(device=gpu, captured_sizes=sizes, **changes).runner._record()
+        runner = make_driver(device=gpu, captured_sizes=sizes, **changes).runner
+        runner.record()
+        return runner.replays.program
 
     assert record(captured_bytes=1, eager=True) is None
     assert record(captured_bytes=0) is None
@@ -457,3 +468,26 @@ def test_a_graph_is_captured_beside_the_stream(monkeypatch):
     with pytest.raises(RuntimeError, match="wrong"):
         make(lambda: (_ for _ in ()).throw(RuntimeError("wrong")))
     assert calls[-1] == "end"
+
+
+def test_long_prompts_are_padded(make_captured, make_driver, make_request):
+    """Beside a stream; the last steps are of other tokens than are captured."""
+    limits = {"max_num_batched_tokens": 1536, "max_model_len": 1024}
+    sizes = tuple(size for size in mixed_sizes(8, 1536) if size.tokens > 512)
+    driver, steps = make_captured(captured_sizes=(*captured_sizes(8), *sizes), **limits)
+    while driver.runner.work_ahead():
+        pass
+    expected = make_driver(max_num_reqs=8, **limits)
+    for each in (driver, expected):
+        each.add(make_request("a", 9, temperature=0.0))
+        each.finish(["a"], 2)
+        each.add(make_request("b", 530, temperature=0.0), make_request("c", 300, temperature=0.0))
+        each.step({"a": 64, "b": 530, "c": 300})
+        each.step(dict.fromkeys("abc", 64))
+        each.free("b")
+        each.add(make_request("d", 600, temperature=0.0))
+        each.step({"a": 64, "c": 64, "d": 598})
+        each.finish(["a", "c", "d"], 7)
+    assert driver.tokens == expected.tokens
+    assert not steps._needed, "all were replayed"
+    assert steps._size_of(3, 831, 3) == CapturedSize(8, 896, prompts=True)

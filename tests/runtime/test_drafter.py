@@ -73,7 +73,7 @@ class Engine:
             }
         self.runner = make_runner(groups=groups, num_slabs=BLOCKS, draft_head=head, **on_gpu)
         if device is not None:
-            self.runner.program = self.runner._record()
+            self.runner.record()
         values = {
             "max_num_reqs": 4, "max_num_batched_tokens": 64, "max_model_len": 256, **limits,
         }  # fmt: skip
@@ -216,7 +216,7 @@ def test_captured_passes_guess_what_others_do(sampling, engine, one_layer, make_
     drafting = engine(KnowingHead(one_layer), device=gpu)
     while drafting.runner.work_ahead():
         pass
-    steps, passes = drafting.runner._captured
+    steps, passes = drafting.runner.replays.captured
     assert set(steps._graphs) == set(passes._graphs) == set(steps.sizes)
     before, calls = gpu.replays, len(drafting.runner.draft_head.calls)
     assert drafting.run(*requests(make_request, **sampling)) == expected
@@ -226,7 +226,7 @@ def test_captured_passes_guess_what_others_do(sampling, engine, one_layer, make_
     # Each step with a guess takes the step itself, a pass over it, and one for each guess but one.
     assert gpu.replays - before > 3 * drafting.num_steps
     assert len(drafting.runner.draft_head.calls) - calls >= gpu.replays - before - stats.num_steps
-    drafting.runner.drop_captured()
+    drafting.runner.replays.drop()
     assert not steps._graphs and not passes._graphs and steps.budget.spent == 0
 
 
@@ -236,7 +236,7 @@ def test_passes_are_captured_behind_the_steps_that_need_them(
     monkeypatch.setattr(captured, "_SHARE", 1e9)
     drafting = engine(KnowingHead(one_layer), device=FakeGpu())
     drafting.run(*requests(make_request, temperature=0.0))
-    steps, passes = drafting.runner._captured
+    steps, passes = drafting.runner.replays.captured
     assert steps._graphs and passes._graphs
     assert steps.budget is passes.budget
 
@@ -244,9 +244,9 @@ def test_passes_are_captured_behind_the_steps_that_need_them(
 def test_passes_of_a_head_that_failed_are_captured_no_more(engine, one_layer, make_request):
     expected = engine().run(*requests(make_request, temperature=0.0))
     drafting = engine(KnowingHead(one_layer), device=FakeGpu())
-    steps, passes = drafting.runner._captured
+    steps, passes = drafting.runner.replays.captured
     drafting.runner.draft_head.failing = True
     assert drafting.run(*requests(make_request, temperature=0.0)) == expected
     while drafting.runner.work_ahead():
         pass
-    assert drafting.runner._captured == [steps] and steps._graphs and not passes._graphs
+    assert drafting.runner.replays.captured == [steps] and steps._graphs and not passes._graphs

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pagoda.core.plan import pack_column, unpack_column
-from pagoda.core.ranks import RankCapture, RankStep
+from pagoda.core.ranks import RankCapture, RankStep, RankTiles
 from pagoda.layers.context import Parallel
 from pagoda.planner.captured import CapturedSize, captured_sizes
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
@@ -20,7 +20,7 @@ from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from pagoda.runtime.steps import captured
 from tests.runtime.conftest import POISON, VOCAB, CacheModel
 from tests.runtime.test_ahead import KINDS, AheadDriver, LateDevice, play
-from tests.runtime.test_captured import FakeGpu, decode, plain
+from tests.runtime.test_captured import FakeGpu, Tiles, decode, plain
 from tests.runtime.test_next_steps import script  # noqa: F401  # a fixture
 
 SIZES = captured_sizes(8)
@@ -66,7 +66,7 @@ class Pair:
             tell=self._tell, **changes,
         )  # fmt: skip
 
-    def _tell(self, order: RankStep | RankCapture) -> None:
+    def _tell(self, order: RankStep | RankCapture | RankTiles) -> None:
         # Encoded, for what it holds is changed on both sides.
         self._orders.put(msgspec.msgpack.encode(order, enc_hook=pack_column))
 
@@ -75,10 +75,12 @@ class Pair:
             self.groups[1].connect(torch.device("cpu"), path)
             while raw := self._orders.get():
                 order = msgspec.msgpack.decode(
-                    raw, type=RankStep | RankCapture, dec_hook=unpack_column
+                    raw, type=RankStep | RankCapture | RankTiles, dec_hook=unpack_column
                 )
                 if isinstance(order, RankStep):
                     self.follower.follow(order)
+                elif isinstance(order, RankTiles):
+                    self.follower.take_tiles(order.rows)
                 else:
                     self.follower.capture(CapturedSize(order.requests, order.tokens))
         except Exception as error:  # noqa: BLE001  # shown by `end`
@@ -137,13 +139,13 @@ def capturing(make_runner, tmp_path, monkeypatch) -> Iterator[Pair]:
     made = Pair(
         make_runner, tmp_path / "store", max_num_reqs=8, captured_bytes=10**6, captured_sizes=SIZES
     )
-    made.leader.program = made.leader._record()
+    made.leader.record()
     yield made
     made.end()
 
 
 def sizes(pair: Pair) -> list[list[int]]:
-    return [plain(runner.program._graphs) for runner in (pair.leader, pair.follower)]
+    return [plain(runner.replays.program._graphs) for runner in (pair.leader, pair.follower)]
 
 
 def assert_same_caches(pair: Pair) -> None:
@@ -175,7 +177,7 @@ def test_a_size_captured_in_the_middle_of_a_run(capturing, make_driver, make_req
         each.add(*(make_request(name, 9, temperature=0.0) for name in every))
         for shares in [every] * 4 + [{"a": 64}] + [every] * 4:  # the last a run where graphs read
             each.step(shares)
-        capturing.leader.program._needed[CapturedSize(8, 8)] = None
+        capturing.leader.replays.program._needed[CapturedSize(8, 8)] = None
         for _ in range(5):
             each.step(every)
     driver.settle()
@@ -183,6 +185,28 @@ def test_a_size_captured_in_the_middle_of_a_run(capturing, make_driver, make_req
     assert sizes(capturing) == [[4, 1, 8]] * 2
     assert driver.tokens == plain.tokens
     assert_same_caches(capturing)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_ranks_take_the_tiles_that_rank_0_measured(changed, capturing, make_driver, make_request):
+    """And capture their steps again, if these are others."""
+    ours, theirs = capturing.gpus
+    capturing.leader.replays.tiles = tiles = Tiles(3, changed)
+    driver, plainly = AheadDriver(capturing.leader), make_driver(max_num_reqs=8)
+    decode(driver, make_request, 3)
+    driver.settle()
+    while capturing.leader.work_ahead():
+        pass
+    assert tiles.left == 0 and ours.made == len(SIZES) * (1 + changed)
+    for each in (driver, plainly):
+        each.add(make_request("next", 9, temperature=0.0))
+        for _ in range(5):
+            each.step({"next": 64})
+    driver.settle()
+    capturing.end()
+    assert theirs.made == ours.made and theirs.taken == (tiles.rows if changed else [])
+    assert ours.taken == [] and sizes(capturing)[0] == sizes(capturing)[1]
+    assert driver.tokens["next"][:5] == plainly.tokens["next"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -217,7 +241,7 @@ def test_a_rank_that_fails_where_others_wait_ends_and_they_lose_it(rank, capturi
     def fail(batch, samples):
         raise torch.OutOfMemoryError("no room")
 
-    programs = capturing.leader.program, capturing.follower.program
+    programs = capturing.leader.replays.program, capturing.follower.replays.program
     monkeypatch.setattr(programs[rank], "compute", fail)
     with pytest.raises(PeerLostError if rank else OutOfStepError) as raised:
         programs[0].capture(CapturedSize(1, 1))

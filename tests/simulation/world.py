@@ -100,7 +100,7 @@ def _machine(world: "World") -> Iterator[None]:
             mock.patch.object(fleet_module, "fetch_model", lambda model, *_: model),
             mock.patch.object(fleet_module, "load_text_side", lambda _: FakeTextSide()),
             mock.patch.object(fleet_module, "start_workers", lambda _: Direct(FakeTextSide())),
-            mock.patch.object(entry_module, "resident_bytes", lambda _: 0),
+            mock.patch.object(entry_module, "tree_bytes", lambda _: 0),
             mock.patch.object(np, "save", save_unless_full),
             mock.patch.object(generation, "_serial", itertools.count()),
         ):

@@ -54,6 +54,12 @@ VARIABLES = {
             "Best native kernels to use: amx, avx512, avx512vnni (without BF16), avxvnni, avx2, "
             "neondot, neon, generic, or none; the CPU decides if unset.",
         ),
+        Variable(
+            "PAGODA_SYMMETRIC_MEMORY",
+            _flag,
+            True,
+            "0 leaves all sums between GPUs that share a model to NCCL.",
+        ),
         Variable("XDG_CONFIG_HOME", Path, None, "Where settings live; ~/.config."),
         Variable("XDG_CACHE_HOME", Path, None, "Where caches live; ~/.cache."),
         Variable("HF_ENDPOINT", str, None, "Mirror of the Hugging Face hub."),

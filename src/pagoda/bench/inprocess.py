@@ -94,7 +94,7 @@ class BenchEngine:
         graphs."""
         from pagoda.runtime.steps.program import StepProgram
 
-        program = self._runner().program
+        program = self._runner().replays.program
         if not isinstance(program, StepProgram):
             return {}
         replays = [program.profile() for _ in range(repeats)]

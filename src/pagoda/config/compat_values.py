@@ -17,7 +17,7 @@ _UNREAD = (
     ),
 )
 _SMALL_CACHE_TYPES = (
-    "fp8_e5m2", "fp8_inc", "fp8_ds_mla", "fp8_per_token_head",
+    "fp8_inc", "fp8_ds_mla", "fp8_per_token_head",
     "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
     "ultraquant_4bit",
 )  # fmt: skip

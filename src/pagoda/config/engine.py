@@ -200,8 +200,8 @@ class CacheConfig(Options):
         "auto",
         "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
         "scale per token and head: about half the bytes of `bfloat16`. `fp8` is E4M3 on a "
-        "GPU, with the checkpoint's scales of each KV head or 1; a CPU takes `int8`, which is "
-        "closer.",
+        "GPU, with the checkpoint's scales of each KV head or 1, and `fp8_e5m2` has no scales; a "
+        "CPU takes `int8` for both, which is closer.",
         choices=(
             "auto",
             "float16",
@@ -211,6 +211,7 @@ class CacheConfig(Options):
             "int8_per_token_head",
             "fp8",
             "fp8_e4m3",
+            "fp8_e5m2",
         ),  # fmt: skip
     )
     kv_cache_memory_bytes: int | None = option(

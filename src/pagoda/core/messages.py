@@ -238,6 +238,8 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     kv_tokens: int
     max_num_seqs: int
     """Requests that run at once."""
+    kv_cache_dtype: str = ""
+    """Type of cached keys and values, as `--kv-cache-dtype` names it."""
     device: str = "cpu"
     """`cpu` or `cuda`."""
     generates: bool = True

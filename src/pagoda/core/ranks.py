@@ -25,12 +25,11 @@ class RankStep(msgspec.Struct, tag=True):
 
 
 class RankCapture(msgspec.Struct, tag=True):
-    """All capture decode steps of this size now: behind the last step, before the next."""
+    """All capture steps of this size now: behind the last step, before the next."""
 
     requests: int
     tokens: int
-    samples: int | None = None
-    """Rows of logits, in a step with prompts."""
+    prompts: bool = False
 
 
 class RankBlocks(msgspec.Struct, tag=True):
@@ -39,6 +38,13 @@ class RankBlocks(msgspec.Struct, tag=True):
     group: int
     blocks: list[int]
     writes: bool
+
+
+class RankTiles(msgspec.Struct, tag=True):
+    """How rank 0 measured that products are best cut; what was captured before is forgotten."""
+
+    rows: list[list[bool | str | int]]
+    """As `products.forms.measured` gives them."""
 
 
 class RankCall(msgspec.Struct, tag=True):

@@ -23,7 +23,7 @@ from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksBlocks, RanksExecutor, start_ranks
-from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.ranks.link import RankPool, RankSetup
 from pagoda.engine.start.draft_model import (
     FoundDraft,
     find_draft_model,
@@ -32,14 +32,13 @@ from pagoda.engine.start.draft_model import (
 )
 from pagoda.engine.start.eagle3 import with_eagle3_head
 from pagoda.engine.start.libraries import Libraries, import_libraries
-from pagoda.engine.start.measured import fit_to_device, measures_steps
+from pagoda.engine.start.measured import alone, fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
 from pagoda.engine.start.phases import Phases, Report, memory_guard
 from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
 from pagoda.kernels import cpu
-from pagoda.planner.captured import sizes_to_capture
 from pagoda.planner.draft_model import beside
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
@@ -136,15 +135,13 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         _warn_of_type(start.config.model.dtype)
     model = _load(start, device, resolution)
     draft_model = _load_draft_model(start, device, resolution)
-    if measures_steps(start.config, resolution, device):
-        with phases.timed("profile"), memory_guard("measuring a step", resolution):
-            step = _largest_step(start, resolution, model, draft_model)
-            resolution = fit_to_device(start.config, spec, resolution, device, step)
-        phases.ledger.measured["activations"] = resolution.plan.activations
-        phases.ledger.replan(resolution)
+    _compile_ahead(start, device, resolution, model)
     if ranks is not None:
         with phases.timed("meet ranks"):
             ranks.meet(device.torch_device)
+    if measures_steps(start.config, resolution, device):
+        step = _largest_step(start, resolution, model, draft_model)
+        resolution = _measured(start, resolution, device, step)
     grammars = Grammars(partial(_vocabulary, start.config.model, start.files), spec.vocab_size)
     processors = processors_for(start.files, model.encoders)
     runner = _make_runner(
@@ -168,6 +165,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         block_size=resolution.config.cache.block_size,
         kv_tokens=resolution.plan.kv_tokens,
         max_num_seqs=resolution.config.scheduler.max_num_seqs,
+        kv_cache_dtype=resolution.config.cache.kv_cache_dtype,
         device=device.name,
         generates=spec.writes_text,
         hidden_size=spec.hidden_size,
@@ -250,6 +248,23 @@ def _load_draft_model(start: _Start, device: "Device", resolution: Resolution) -
     return load_draft_model(start.draft, libraries, device, resolution, start.phases)
 
 
+def _compile_ahead(start: _Start, device: "Device", resolution: Resolution, model: "Model") -> None:
+    """On a GPU, in front of the first step there, which is the one that is measured."""
+    if device.kernel_log is None:
+        return
+    config, groups = resolution.config, list(resolution.plan.groups)
+    kernels = repr((start.spec, groups, model.nbytes))
+    device.kernel_log.expect(device.facts().name, kernels)
+    limits = start.libraries.result().step_limits(
+        config.scheduler.max_num_batched_tokens,
+        config.scheduler.max_num_seqs,
+        config.max_num_samples,
+        config.model.max_model_len,
+    )
+    with start.phases.timed("compile kernels"):
+        device.compile_ahead(model, groups, limits)
+
+
 def _largest_step(
     start: _Start, resolution: Resolution, model: "Model", draft_model: "Model | None"
 ) -> Callable[..., None]:
@@ -259,6 +274,19 @@ def _largest_step(
         return step
     drafting = partial(largest_step, draft_model)
     return largest_steps(step, drafting, start.draft.model.spec, resolution)
+
+
+def _measured(
+    start: _Start, resolution: Resolution, device: "Device", step: Callable[..., None]
+) -> Resolution:
+    """With a pool that fits all ranks, by what the largest step takes."""
+    config, phases, ranks = start.config, start.phases, start.ranks
+    together, measure = (nullcontext, alone) if ranks is None else (ranks.in_step, ranks.measure)
+    with phases.timed("profile"), together(), memory_guard("measuring a step", resolution):
+        resolution = fit_to_device(config, start.spec, resolution, device, step, measure)
+    phases.ledger.measured["activations"] = resolution.plan.activations
+    phases.ledger.replan(resolution)
+    return resolution
 
 
 def _kept_prefixes(
@@ -305,7 +333,10 @@ def _make_runner(
         if resolution.plan.tables:
             measured["positions"] = device.memory_used() - before
         before = device.memory_used()
-        make = start.libraries.result().runner if ranks is None else ranks.runner
+        make: Callable[..., ModelRunner] = start.libraries.result().runner
+        if ranks is not None:
+            slabs = resolution.plan.num_slabs, resolution.plan.num_host_slabs
+            make = partial(ranks.runner, RankPool(config, *slabs))
         runner = make(
             model,
             spec,
@@ -325,7 +356,7 @@ def _make_runner(
             draft_model=draft_model,
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
-            captured_sizes=sizes_to_capture(config, resolution.attention),
+            captured_sizes=resolution.captured_sizes,
         )
     measured["KV pool"] = device.memory_used() - before
     before = device.memory_used()
@@ -351,11 +382,10 @@ def _warn_of_type(dtype: str) -> None:
 def _rank_setup(resolution: Resolution) -> RankSetup:
     return RankSetup(
         resolution.config,
-        num_slabs=resolution.plan.num_slabs,
-        num_host_slabs=resolution.plan.num_host_slabs,
         packed=resolution.packed,
         attention=resolution.attention,
         captured_bytes=resolution.plan.captured,
+        captured_sizes=resolution.captured_sizes,
         in_host=resolution.plan.placement.params,
     )
 

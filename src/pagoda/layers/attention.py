@@ -30,7 +30,7 @@ class Sinks(WeightedLayer):
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         load = partial(load_vector, self.weight)
-        return (LoadTarget((self._num_heads,), load, rows=self._heads),)
+        return (LoadTarget((self._num_heads,), load, rows=(self._heads,)),)
 
     @property
     def nbytes(self) -> int:
@@ -68,8 +68,8 @@ class Attention(nn.Module):
             spec.window,
             spec.chunked,
         )
-        q = Shard(spec.num_heads * size, slice(heads.start * size, heads.stop * size))
-        kv = Shard(spec.num_kv_heads * size, slice(kv_heads.start * size, kv_heads.stop * size))
+        q = Shard.of_heads(spec.num_heads, (heads,), size)
+        kv = Shard.of_heads(spec.num_kv_heads, (kv_heads,), size)
         shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
         if spec.output_gate:
             shards = (*shards, q)
@@ -145,8 +145,8 @@ class EncoderAttention(nn.Module):
         self.spec = spec
         size = spec.num_heads * spec.head_dim
         heads = context.parallel.share(spec.num_heads, "attention heads")
-        part = slice(heads.start * spec.head_dim, heads.stop * spec.head_dim)
-        self.qkv = ColumnLinear(context, hidden_size, (Shard(size, part),) * 3, spec.qkv_bias)
+        shard = Shard.of_heads(spec.num_heads, (heads,), spec.head_dim)
+        self.qkv = ColumnLinear(context, hidden_size, (shard,) * 3, spec.qkv_bias)
         self.output = RowLinear(context, size, hidden_size, spec.output_bias)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:

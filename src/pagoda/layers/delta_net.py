@@ -6,12 +6,11 @@ import torch
 from torch import nn
 
 from pagoda.arch.spec import DeltaNetSpec
-from pagoda.base.errors import ConfigError
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch, StateInputs
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
-from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.loading import LoadTarget, Slices, WeightedLayer, load_vector
 from pagoda.layers.norm import RMSNorm
 from pagoda.quant.base import ShardSource
 
@@ -32,7 +31,7 @@ class CausalConv(WeightedLayer):
         width = self.weight.shape[0]
         parts = self.weight.split([shard.local_rows for shard in self._shards], dim=1)
         return tuple(
-            LoadTarget((shard.rows, width), partial(self._load, part), rows=shard.part)
+            LoadTarget((shard.rows, width), partial(self._load, part), rows=shard.parts)
             for shard, part in zip(self._shards, parts, strict=True)
         )
 
@@ -58,7 +57,7 @@ class HeadGates(WeightedLayer):
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         load = partial(load_vector, self.rate if param == "rate" else self.bias)
-        return (LoadTarget((self._heads.rows,), load, rows=self._heads.part),)
+        return (LoadTarget((self._heads.rows,), load, rows=self._heads.parts),)
 
     @property
     def nbytes(self) -> int:
@@ -72,28 +71,21 @@ class DeltaNet(nn.Module):
         self, context: LayerContext, spec: DeltaNetSpec, hidden_size: int, eps: float, layer: int
     ):
         super().__init__()
-        parallel = context.parallel
-        if spec.tiled and parallel.size > 1:
-            raise ConfigError(
-                "The value heads of this GGUF's delta nets lie in an order that cannot be split "
-                "over devices; take the model's safetensors, or --tensor-parallel-size 1."
-            )
         self.spec = spec
         self.layer = layer
         self._eps = eps
-        key_heads = parallel.share(spec.num_key_heads, "key heads of delta nets")
-        shared = spec.num_value_heads // spec.num_key_heads
-        value_heads = slice(key_heads.start * shared, key_heads.stop * shared)
-        keys = _shard(spec.num_key_heads, key_heads, spec.key_head_dim)
-        values = _shard(spec.num_value_heads, value_heads, spec.value_head_dim)
-        heads = _shard(spec.num_value_heads, value_heads, 1)
+        key_heads = context.parallel.share(spec.num_key_heads, "key heads of delta nets")
+        value_heads = _value_heads(spec, key_heads)
+        keys = Shard.of_heads(spec.num_key_heads, (key_heads,), spec.key_head_dim)
+        values = Shard.of_heads(spec.num_value_heads, value_heads, spec.value_head_dim)
+        heads = Shard.of_heads(spec.num_value_heads, value_heads, 1)
         # q, k, v, the output gate, the writing strength and the decay.
         shards = (keys, keys, values, values, heads, heads)
         self.input = ColumnLinear(context, hidden_size, shards)
         self.conv = CausalConv(context, (keys, keys, values), spec.conv_width)
         self.gates = HeadGates(context, heads)
         self.norm = RMSNorm(context, spec.value_head_dim, eps)
-        self.output = RowLinear(context, values.rows, hidden_size)
+        self.output = RowLinear(context, values.rows, hidden_size, columns=values.parts)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; moves the requests' states on by their tokens."""
@@ -120,5 +112,12 @@ class DeltaNet(nn.Module):
         return result
 
 
-def _shard(heads: int, part: slice, size: int) -> Shard:
-    return Shard(heads * size, slice(part.start * size, part.stop * size))
+def _value_heads(spec: DeltaNetSpec, key_heads: slice) -> Slices:
+    """Those that go with these key heads."""
+    count, shared = spec.num_key_heads, spec.num_value_heads // spec.num_key_heads
+    if not spec.tiled:
+        return (slice(key_heads.start * shared, key_heads.stop * shared),)
+    return tuple(
+        slice(tile * count + key_heads.start, tile * count + key_heads.stop)
+        for tile in range(shared)
+    )

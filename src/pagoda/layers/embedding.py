@@ -23,7 +23,7 @@ class VocabTable(WeightedLayer):
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         shape = (self.vocab_size, self.hidden_size)
-        return (LoadTarget(shape, self._load, rows=self._part),)
+        return (LoadTarget(shape, self._load, rows=(self._part,)),)
 
     def create(self, storages: tuple[str, ...]) -> None:
         size = self._part.stop - self._part.start

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 
 from pagoda.layers.context import LayerContext
-from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.loading import LoadTarget, Slices, WeightedLayer, count, load_vector
 from pagoda.quant.base import LinearFormat, ShardSource
 from pagoda.quant.host import staging_bytes
 from pagoda.quant.select import linear_format
@@ -18,13 +19,23 @@ class Shard:
 
     rows: int
     """Rows of the whole matrix."""
-    part: slice
+    parts: Slices
     """The rows that this rank holds."""
+
+    @classmethod
+    def whole(cls, rows: int) -> Self:
+        """A matrix that every rank holds."""
+        return cls(rows, (slice(0, rows),))
+
+    @classmethod
+    def of_heads(cls, num_heads: int, held: Slices, size: int) -> Self:
+        """A matrix of heads with `size` rows each, of which this rank holds some."""
+        parts = tuple(slice(heads.start * size, heads.stop * size) for heads in held)
+        return cls(num_heads * size, parts)
 
     @property
     def local_rows(self) -> int:
-        out: int = self.part.stop - self.part.start
-        return out
+        return count(self.parts)
 
 
 class Linear(WeightedLayer):
@@ -38,7 +49,7 @@ class Linear(WeightedLayer):
         self,
         context: LayerContext,
         in_features: int,
-        columns: slice,
+        columns: Slices,
         shards: tuple[Shard, ...],
         bias: bool,
     ):
@@ -46,7 +57,7 @@ class Linear(WeightedLayer):
         self.in_features = in_features
         self._context = context
         self._columns = columns
-        self._width: int = columns.stop - columns.start
+        self._width = count(columns)
         self._shards = shards
         self.sizes = tuple(shard.local_rows for shard in shards)
         self.bias: torch.Tensor | None = None
@@ -68,14 +79,14 @@ class Linear(WeightedLayer):
             assert self.bias is not None  # `params` lists it only then
             parts = self.bias.split(list(self.sizes))
             return tuple(
-                LoadTarget((shard.rows,), partial(load_vector, part), rows=shard.part)
+                LoadTarget((shard.rows,), partial(load_vector, part), rows=shard.parts)
                 for shard, part in zip(self._shards, parts, strict=True)
             )
         return tuple(
             LoadTarget(
                 (shard.rows, self.in_features),
                 partial(self._load, index),
-                rows=shard.part,
+                rows=shard.parts,
                 columns=None if self._width == self.in_features else self._columns,
             )
             for index, shard in enumerate(self._shards)
@@ -121,9 +132,9 @@ class ColumnLinear(Linear):
         in_features: int,
         shards: tuple[Shard, ...],
         bias: bool = False,
-        columns: slice | None = None,
+        columns: Slices | None = None,
     ):
-        super().__init__(context, in_features, columns or slice(0, in_features), shards, bias)
+        super().__init__(context, in_features, columns or (slice(0, in_features),), shards, bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, columns] -> [tokens, this rank's rows of all shards]."""
@@ -134,18 +145,23 @@ def replicated(
     context: LayerContext, in_features: int, out_features: int, bias: bool = False
 ) -> ColumnLinear:
     """A layer that every rank holds whole."""
-    return ColumnLinear(context, in_features, (Shard(out_features, slice(0, out_features)),), bias)
+    return ColumnLinear(context, in_features, (Shard.whole(out_features),), bias)
 
 
 class RowLinear(Linear):
-    """Each rank holds some input columns; the ranks' results add up (`Parallel.reduce`)."""
+    """Each rank holds some input columns (`columns`, or its equal part); the ranks' results add up
+    (`Parallel.reduce`)."""
 
     def __init__(
-        self, context: LayerContext, in_features: int, out_features: int, bias: bool = False
+        self,
+        context: LayerContext,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        columns: Slices | None = None,
     ):
-        columns = context.parallel.share(in_features, "input features")
-        shard = Shard(out_features, slice(0, out_features))
-        super().__init__(context, in_features, columns, (shard,), bias)
+        columns = columns or (context.parallel.share(in_features, "input features"),)
+        super().__init__(context, in_features, columns, (Shard.whole(out_features),), bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, this rank's columns] -> [tokens, out_features]."""

@@ -13,6 +13,15 @@ from pagoda.quant.base import ShardSource
 from pagoda.quant.host import HostWeights
 from pagoda.quant.plain import STORAGES, check_range
 
+Slices = tuple[slice, ...]
+"""Rows or columns that a rank holds, in the order in which it holds them."""
+
+
+def count(slices: Slices) -> int:
+    """How many rows or columns they are together."""
+    total: int = sum(each.stop - each.start for each in slices)
+    return total
+
 
 @dataclass(frozen=True)
 class LoadTarget:
@@ -21,9 +30,9 @@ class LoadTarget:
     shape: tuple[int, ...]
     """Shape of the whole tensor in the checkpoint."""
     load: Callable[[ShardSource], None]
-    rows: slice | None = None
-    """Which part of the first dimension, in elements; None takes all."""
-    columns: slice | None = None
+    rows: Slices | None = None
+    """Which parts of the first dimension, in elements; None takes all."""
+    columns: Slices | None = None
     expert: int | None = None
     """Whose matrix or vector it is; `shape` is then that of this one alone."""
 

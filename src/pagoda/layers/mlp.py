@@ -15,7 +15,7 @@ class GatedMlp(nn.Module):
     def __init__(self, context: LayerContext, spec: MlpSpec, hidden_size: int):
         super().__init__()
         size = spec.intermediate_size
-        shard = Shard(size, context.parallel.share(size, "intermediate features"))
+        shard = Shard(size, (context.parallel.share(size, "intermediate features"),))
         self.activation = spec.activation
         self.gate_up = ColumnLinear(context, hidden_size, (shard, shard), spec.bias)
         self.down = RowLinear(context, size, hidden_size, spec.bias)
@@ -39,7 +39,7 @@ class Mlp(nn.Module):
     def __init__(self, context: LayerContext, spec: MlpSpec, hidden_size: int):
         super().__init__()
         size = spec.intermediate_size
-        shard = Shard(size, context.parallel.share(size, "intermediate features"))
+        shard = Shard(size, (context.parallel.share(size, "intermediate features"),))
         self.activation = spec.activation
         self.up = ColumnLinear(context, hidden_size, (shard,), spec.bias)
         self.down = RowLinear(context, size, hidden_size, spec.bias)

@@ -32,7 +32,7 @@ class Router(ColumnLinear):
     def __init__(self, context: LayerContext, spec: MoeSpec, hidden_size: int):
         gated = spec.shared is not None and spec.shared.gated
         rows = (spec.num_experts, 1) if gated else (spec.num_experts,)
-        shards = tuple(Shard(count, slice(0, count)) for count in rows)
+        shards = tuple(Shard.whole(count) for count in rows)
         super().__init__(context, hidden_size, shards, spec.bias)
 
     def create(self, storages: tuple[str, ...]) -> None:

@@ -54,7 +54,7 @@ class Patches(ColumnLinear):
     """A product with each patch's values."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec):
-        super().__init__(context, spec.patch_values, (_whole(spec.hidden_size),))
+        super().__init__(context, spec.patch_values, (Shard.whole(spec.hidden_size),))
         self._size = spec.patch_size
         self._color_planes = spec.color_planes
 
@@ -79,13 +79,13 @@ class PooledBlock(nn.Module):
         hidden, eps, self.head_dim = spec.hidden_size, spec.norm_eps, spec.head_dim
         self.activation = spec.activation
         self.attention_norm = RMSNorm(context, hidden, eps)
-        self.qkv = ColumnLinear(context, hidden, (_whole(hidden),) * 3)
+        self.qkv = ColumnLinear(context, hidden, (Shard.whole(hidden),) * 3)
         self.q_norm = RMSNorm(context, self.head_dim, eps)
         self.k_norm = RMSNorm(context, self.head_dim, eps)
         self.output = replicated(context, hidden, hidden)
         self.attention_result_norm = RMSNorm(context, hidden, eps)
         self.mlp_norm = RMSNorm(context, hidden, eps)
-        self.gate_up = ColumnLinear(context, hidden, (_whole(spec.intermediate_size),) * 2)
+        self.gate_up = ColumnLinear(context, hidden, (Shard.whole(spec.intermediate_size),) * 2)
         self.down = replicated(context, spec.intermediate_size, hidden)
         self.result_norm = RMSNorm(context, hidden, eps)
 
@@ -174,7 +174,3 @@ def _turned(
     halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), turns, strict=True)
     turned = [ops.rotary(q_half, k_half, index, turn) for q_half, k_half, turn in halves]
     return torch.cat([q for q, _ in turned], dim=-1), torch.cat([k for _, k in turned], dim=-1)
-
-
-def _whole(size: int) -> Shard:
-    return Shard(size, slice(0, size))

@@ -19,7 +19,7 @@ class RotaryTable:
 
     def __init__(self, spec: RopeSpec, device: str):
         self.spec = spec
-        self._device = device
+        self.device = device
         scaling = spec.scaling
         self._factors = _vector(scaling.short_factors if scaling is not None else ())
         self._long_factors = _vector(scaling.long_factors if scaling is not None else ())
@@ -56,7 +56,7 @@ class RotaryTable:
     def reserve(self, length: int) -> None:
         """Make room for exactly that many positions, unless there is more already."""
         if length > self._table.shape[0]:
-            self._table = _cos_sin(self.spec, self._factors_for(length), length).to(self._device)
+            self._table = _cos_sin(self.spec, self._factors_for(length), length).to(self.device)
 
     def _factors_for(self, length: int) -> torch.Tensor | None:
         """One set for all positions, so that a token's rotation does not change as its text grows:
@@ -72,7 +72,7 @@ class QueryScales:
 
     def __init__(self, spec: QueryScaling, device: str):
         self._spec = spec
-        self._device = device
+        self.device = device
         self._scales = torch.empty(0)
 
     def upto(self, length: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ class QueryScales:
             return
         spec = self._spec
         passed = (torch.arange(length) + spec.offset).div(spec.length, rounding_mode="floor")
-        self._scales = (1 + spec.strength * passed.double().log1p()).float().to(self._device)
+        self._scales = (1 + spec.strength * passed.double().log1p()).float().to(self.device)
 
 
 class RotaryTables:
@@ -113,6 +113,14 @@ class RotaryTables:
             table.reserve(length)
         for scales in self._scales.values():
             scales.reserve(length)
+
+    def grow_on(self, device: str) -> None:
+        """Have tables lie on `device` when they are next made anew."""
+        self._device = device
+        for table in self.tables.values():
+            table.device = device
+        for scales in self._scales.values():
+            scales.device = device
 
 
 def _vector(values: tuple[float, ...]) -> torch.Tensor | None:

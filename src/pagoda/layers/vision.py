@@ -30,7 +30,7 @@ class PatchEmbed(ColumnLinear):
     """A convolution whose stride is its kernel: a product with each patch's values."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec):
-        whole = Shard(spec.hidden_size, slice(0, spec.hidden_size))
+        whole = Shard.whole(spec.hidden_size)
         super().__init__(context, spec.patch_values, (whole,), bias=True)
         self._split = spec.split_patches
         self._frames = spec.temporal_patch
@@ -231,6 +231,4 @@ def _neighbours(
 
 
 def _whole(context: LayerContext, in_features: int, out_features: int) -> ColumnLinear:
-    return ColumnLinear(
-        context, in_features, (Shard(out_features, slice(0, out_features)),), bias=True
-    )
+    return ColumnLinear(context, in_features, (Shard.whole(out_features),), bias=True)

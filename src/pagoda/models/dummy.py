@@ -17,11 +17,12 @@ from pagoda.weights.formats import FORMATS
 _SCALE = 0.02  # the usual initializer_range; keeps activations finite in fp16
 # What a scale is for codes that are all equally frequent: weights are as large on average as plain
 # ones, whose rms is _SCALE / sqrt(3).
-_SCALES = {"INT4": 0.0025, "UINT4": 0.0025, "INT8": 0.000156, "FP8": 0.0137}
+_SCALES = {"INT4": 0.0025, "UINT4": 0.0025, "INT8": 0.000156, "FP8": 0.0137, "FP4": 0.0039}
 _MIDDLE = 8  # zero point of UINT4
 # Of E4M3: any sign and mantissa, and the exponents of 1/8 to 1.
 _FP8_KEPT, _FP8_SET = 0x9F, 0x20
 _MXFP4_EXPONENT = 118  # of 2^-9
+_ONE_AS_E4M3 = 0x38
 # Neighbouring groups differ, or layers would take many for one.
 _WIDER = 1.25
 
@@ -109,6 +110,8 @@ def _blocks(
     raw[..., :4] = scales[:, None].view(np.uint8)
     if storage == "UINT4":
         raw[..., 4] = _MIDDLE
+    if storage == "FP4":
+        raw[..., 4:6] = _ONE_AS_E4M3
     if storage == "FP8":
         codes = raw[..., 4:]
         codes &= _FP8_KEPT

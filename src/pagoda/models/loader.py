@@ -15,7 +15,7 @@ from pagoda.kernels import ops
 from pagoda.kernels.attention.select import AttentionBackends
 from pagoda.layers.context import LayerContext, Parallel
 from pagoda.layers.linear import Linear
-from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
+from pagoda.layers.loading import LoadTarget, WeightedLayer, count, load_vector
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
@@ -66,7 +66,8 @@ def build_model(
     it without `parallel`). A device may have some weights in the host's memory. Without
     `attention` the device's own kernels attend.
 
-    A `Dummy` says what random weights look like, which are filled in in place of a checkpoint's.
+    A `Dummy` says what random weights look like, which are filled in in place of a checkpoint's;
+    on the device `meta`, where nothing has memory, they are not.
     `progress` is called with bytes done and bytes in all. With `packed`, a device that has kernels
     for it keeps weights in the checkpoint's own bits; a CPU computes with fp32 activations then.
     Raises CheckpointError for a leftover, missing or misshapen tensor, UnsupportedModelError for a
@@ -102,7 +103,9 @@ def build_model(
     for name, uses in items.items():
         for item in uses:
             _check_fits(weights.tensors[name], item, context.parallel.size)
-    _load(items, weights, _create(model, weights, host), progress)
+    waiting = _create(model, weights, host)
+    if device != "meta":
+        _load(items, weights, waiting, progress)
     if host is not None:
         parts = [part for part in model.modules() if isinstance(part, Linear | MixtureOfExperts)]
         host.reserve(max(part.staging_bytes for part in parts))
@@ -156,8 +159,7 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
         )
     block = FORMATS[info.type].block_elements
-    columns = target.columns
-    if columns is not None and (columns.start % block or columns.stop % block):
+    if any(run.start % block or run.stop % block for run in target.columns or ()):
         raise ConfigError(
             f"Tensor {info.name} is stored in blocks of {block} columns ({info.type}), which "
             f"{world_size} devices cannot share; choose a smaller --tensor-parallel-size."
@@ -271,14 +273,11 @@ def _load(
 
 
 def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSource:
-    target = item.target
-    rows = target.rows or slice(0, target.shape[0])
-    columns = target.columns or slice(0, prod(target.shape[1:]))
-    piece = item.piece
+    piece, target = item.piece, item.target
     source = ShardSource(
         info.type,
-        rows.stop - rows.start,
-        columns.stop - columns.start,
+        target.shape[0] if target.rows is None else count(target.rows),
+        prod(target.shape[1:]) if target.columns is None else count(target.columns),
         lambda: piece.read(checkpoint, info, target),
     )
     if piece.value == "x":

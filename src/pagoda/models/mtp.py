@@ -62,5 +62,5 @@ class MtpHead(nn.Module):
 
 def _half(context: LayerContext, hidden_size: int, columns: slice) -> ColumnLinear:
     """Half of the columns of [hidden_size, 2 * hidden_size]."""
-    shard = Shard(hidden_size, context.parallel.share_rows(hidden_size))
-    return ColumnLinear(context, 2 * hidden_size, (shard,), columns=columns)
+    shard = Shard(hidden_size, (context.parallel.share_rows(hidden_size),))
+    return ColumnLinear(context, 2 * hidden_size, (shard,), columns=(columns,))

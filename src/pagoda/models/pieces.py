@@ -10,7 +10,7 @@ from torch.utils.dlpack import from_dlpack
 
 from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
 from pagoda.kernels import ops
-from pagoda.layers.loading import LoadTarget
+from pagoda.layers.loading import LoadTarget, Slices
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 
 
@@ -25,12 +25,12 @@ class Piece:
     expert: int | None = None
     """Place on the first dimension of a stack; None for a tensor that is one matrix."""
     rows: RowPiece | None = None
-    """Those of its rows that count (None: all); the target's slice is one of these."""
+    """Those of its rows that count (None: all); the target's rows are among these."""
     value: str = "x"
     """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
-        """The target's slice, uint8 [rows, bytes per row]; a vector is a matrix of one column (or
+        """The target's part, uint8 [rows, bytes per row]; a vector is a matrix of one column (or
         of one row, where the model has a matrix), and a convolution's kernel one of its outputs'
         rows.
 
@@ -40,28 +40,40 @@ class Piece:
             span = slice(self.expert, self.expert + 1)
             vector = from_dlpack(checkpoint.read(info.name, span))
             return _chosen(vector.reshape(self.shape[1], -1), self.rows)
-        is_vector = len(info.shape) == 1
-        together = None if is_vector else self._together(target)
-        columns = None if is_vector else target.columns
-        raw = from_dlpack(checkpoint.read(info.name, self._span(together, info), columns))
-        raw = raw.reshape(self.shape[0], -1) if is_vector else self._flat(raw, info)
-        if together is None:
-            raw = _chosen(raw, self.rows)[target.rows or slice(None)]
+        runs = None if len(info.shape) == 1 else self._runs(target)
+        if runs is None:
+            chosen = _chosen(self._matrix(checkpoint, info, target, None), self.rows)
+            raw = _joined([chosen[rows] for rows in target.rows or (slice(None),)], 0)
+        else:
+            raw = _joined([self._matrix(checkpoint, info, target, rows) for rows in runs], 0)
         return _unpermuted(raw, self.unpermute) if self.unpermute else raw
+
+    def _matrix(
+        self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget, rows: slice | None
+    ) -> torch.Tensor:
+        """These rows of the matrix, or all of them; the target's columns."""
+        if len(info.shape) == 1:
+            return from_dlpack(checkpoint.read(info.name)).reshape(self.shape[0], -1)
+        span = self._span(rows, info)
+        parts = [
+            from_dlpack(checkpoint.read(info.name, span, columns))
+            for columns in target.columns or (None,)
+        ]
+        return self._flat(_joined(parts, 1), info)
 
     @property
     def _height(self) -> int:
         """Rows of the matrix, or of each in a stack."""
         return self.shape[0] if self.expert is None else self.shape[1]
 
-    def _together(self, target: LoadTarget) -> slice | None:
-        """The rows of the matrix that are the target's, if they lie together; None reads all."""
+    def _runs(self, target: LoadTarget) -> Slices | None:
+        """The rows of the matrix that are the target's, where they lie in runs; None reads all."""
         if self.rows is None:
             return target.rows
         if self.rows.period != self._height:
             return None
-        rows = target.rows or slice(0, self.rows.count)
-        return slice(self.rows.first + rows.start, self.rows.first + rows.stop)
+        first, runs = self.rows.first, target.rows or (slice(0, self.rows.count),)
+        return tuple(slice(first + rows.start, first + rows.stop) for rows in runs)
 
     def _span(self, rows: slice | None, info: TensorInfo) -> slice | None:
         """Rows of the matrix as those of the tensor, all of whose dimensions but one are folded."""
@@ -139,6 +151,11 @@ def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
     blocks = rows.unflatten(0, (-1, piece.period))
     out: torch.Tensor = blocks[:, piece.first : piece.first + piece.count].flatten(0, 1)
     return out
+
+
+def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
+    """A view of the file where there is one part."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:

@@ -1,60 +1,39 @@
-"""Which steps are captured on a GPU."""
+"""Sizes of steps that are captured on a GPU."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from pagoda.planner.attention import AttentionChoice
-from pagoda.planner.resolved import ResolvedConfig
 
 _USUAL_REQS = 32
 
 
 class CapturedSize(NamedTuple):
-    """A decode step that is captured; smaller ones are padded to it."""
+    """A step that is captured; smaller ones are padded to it."""
 
     requests: int
     tokens: int
     """One of each request, and guesses of some."""
+    prompts: bool = False
+    """With prompts, of each of which the last token alone has logits."""
 
     @property
     def samples(self) -> int:
-        """Rows of logits."""
-        return self.tokens
+        """Rows of logits, at most."""
+        return self.requests if self.prompts else self.tokens
 
 
-class MixedSize(NamedTuple):
-    """A step with prompts, and streams beside them; smaller ones are padded to it."""
-
-    requests: int
-    tokens: int
-    samples: int
-    """Rows of logits: of the last token of each request, at most."""
-
-
-StepSize = CapturedSize | MixedSize
-
-
-def step_size(requests: int, tokens: int, samples: int | None) -> StepSize:
-    """`samples`: of a step with prompts."""
-    if samples is None:
-        return CapturedSize(requests, tokens)
-    return MixedSize(requests, tokens, samples)
-
-
-_MOST_MIXED = 512
-"""Tokens: with more, a GPU computes for longer than the host takes to launch what it computes."""
+PADDING = 0.25
+"""Steps with prompts of more than 64 tokens are padded by no larger share."""
 _FEW_REQS = 16
 """Requests: with no more, few rows of logits are computed for nobody."""
 
 
-def mixed_sizes(max_num_reqs: int, max_num_batched_tokens: int) -> tuple[MixedSize, ...]:
-    """The steps with prompts that are captured, those of fewest tokens first."""
+def mixed_sizes(max_num_reqs: int, most_tokens: int) -> tuple[CapturedSize, ...]:
+    """Steps with prompts of up to so many tokens, those of fewest first."""
     counts = sorted({min(_FEW_REQS, max_num_reqs), max_num_reqs})
-    most = min(_MOST_MIXED, max_num_batched_tokens)
-    # Padding adds a quarter at most from 64 tokens on: each costs as much as one of somebody.
-    steps = [16, 32, 48, *(part * 1 << power for power in range(4, 10) for part in (4, 5, 6, 7))]
-    numbers = [*(number for number in steps if number < most), most]
-    return tuple(MixedSize(count, number, count) for number in numbers for count in counts)
+    powers = range(4, most_tokens.bit_length())
+    steps = [16, 32, 48, *(part << power for power in powers for part in (4, 5, 6, 7))]
+    numbers = [*(number for number in steps if number < most_tokens), most_tokens]
+    return tuple(CapturedSize(count, number, True) for number in numbers for count in counts)
 
 
 def captured_sizes(
@@ -72,26 +51,16 @@ def captured_sizes(
     return tuple(sizes)
 
 
-def usual_sizes(sizes: Sequence[StepSize]) -> tuple[CapturedSize, ...]:
+def usual_sizes(sizes: Sequence[CapturedSize]) -> tuple[CapturedSize, ...]:
     """Those that are captured before an engine is ready, the smallest first: one token of each of
     up to `_USUAL_REQS` requests, and the guesses of one request."""
     usual = [
         size
         for size in sizes
-        if isinstance(size, CapturedSize)
+        if not size.prompts
         and size.requests <= (_USUAL_REQS if size.tokens == size.requests else 1)
     ]
     return tuple(sorted(usual, key=lambda size: (size.tokens, size.requests)))
-
-
-def sizes_to_capture(config: ResolvedConfig, attention: AttentionChoice) -> tuple[StepSize, ...]:
-    """Those of an engine."""
-    guesses, scheduler = config.speculation, config.scheduler
-    most = guesses.most if attention.captures_guesses else 0
-    decodes = captured_sizes(scheduler.max_num_seqs, most, guesses.most_in_step)
-    if not attention.captures_prompts:
-        return decodes
-    return (*decodes, *mixed_sizes(scheduler.max_num_seqs, scheduler.max_num_batched_tokens))
 
 
 def _spread(most: int) -> list[int]:

@@ -53,12 +53,15 @@ def draft_config(name: str, config: EngineConfig) -> ModelConfig:
 
 
 @contextmanager
-def named_draft(name: str) -> Iterator[None]:
-    """Let errors say of which of the two models they speak."""
+def named_draft(name: str, what: str = "draft model") -> Iterator[None]:
+    """Let errors say of which of the two models they speak, and what named it."""
     try:
         yield
     except (CheckpointError, SourceError) as error:
-        raise type(error)(f"The draft model {name} cannot be used: {error}") from error
+        raise type(error)(
+            f"The {what} {name} cannot be used: {error} It is what `model` of "
+            "--speculative-config (or -md) names."
+        ) from error
 
 
 def beside(spec: ModelSpec, draft: DraftModel) -> ModelSpec:

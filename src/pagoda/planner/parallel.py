@@ -1,5 +1,6 @@
 """A model as one device of several sees it: its share of heads and layers."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
@@ -7,6 +8,9 @@ from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec, Mo
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
+from pagoda.planner.memory.tensors import model_tensors
+from pagoda.weights.checkpoint import TensorInfo
+from pagoda.weights.formats import FORMATS
 
 
 def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1) -> ModelSpec:
@@ -31,15 +35,45 @@ def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1)
     return replace(spec, layers=layers, draft_head=head)
 
 
-def most_ranks(spec: ModelSpec, count: int) -> int:
-    """Over how many of `count` devices heads and experts can be dealt out."""
-    for size in range(count, 1, -1):
-        try:
-            rank_spec(spec, size)
-        except ConfigError:
-            continue
-        return size
-    return 1
+def check_split(spec: ModelSpec, tensors: Mapping[str, TensorInfo], size: int) -> None:
+    """ConfigError where `size` devices cannot deal out heads and experts equally, or the columns of
+    a matrix in whole blocks."""
+    if size == 1:
+        return
+    rank_spec(spec, size)
+    runs = {
+        tensor.name: tensor.column_runs
+        for tensor in model_tensors(spec)
+        if tensor.role == "linear" and tensor.column_units
+    }
+    for rule in spec.expanded_weights():
+        for info in (tensors[name] for name in rule.sources if name in tensors):
+            if rule.param in runs:
+                _check_columns(info, runs[rule.param], size)
+
+
+def _check_columns(info: TensorInfo, runs: int, size: int) -> None:
+    columns, block = info.shape[-1], FORMATS[info.type].block_elements
+    if columns % (runs * size * block):
+        stored = "" if block == 1 else f" in blocks of {block} ({info.type})"
+        raise ConfigError(
+            f"Tensor {info.name} has {columns:,} columns{stored}, which cannot be split "
+            f"over {size} devices; choose a smaller --tensor-parallel-size."
+        )
+
+
+def can_split(spec: ModelSpec, tensors: Mapping[str, TensorInfo], size: int) -> bool:
+    """Whether `check_split` finds nothing wrong."""
+    try:
+        check_split(spec, tensors, size)
+    except ConfigError:
+        return False
+    return True
+
+
+def most_ranks(spec: ModelSpec, tensors: Mapping[str, TensorInfo], count: int) -> int:
+    """The most of `count` devices that can share the model."""
+    return next(size for size in range(count, 0, -1) if can_split(spec, tensors, size))
 
 
 def machine_part(

@@ -15,7 +15,9 @@ from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.attention import AttentionChoice, choose_attention
-from pagoda.planner.captured import sizes_to_capture
+from pagoda.planner.captured import CapturedSize
+from pagoda.planner.devices.gpus import likest_gpu
+from pagoda.planner.devices.roofline import GpuPart
 from pagoda.planner.draft_model import (
     DraftModel,
     beside,
@@ -36,7 +38,7 @@ from pagoda.planner.memory.storage import quantization_reason
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import encoder_bytes, resolve_media
 from pagoda.planner.memory.weights import HeldWeight, held_weights
-from pagoda.planner.parallel import rank_spec
+from pagoda.planner.parallel import check_split, rank_spec
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import (
@@ -50,6 +52,7 @@ from pagoda.planner.resolved import (
     ResolvedScheduler,
 )
 from pagoda.planner.speculation import resolve_speculation, with_draft_head
+from pagoda.planner.worth_capturing import sizes_worth_capturing
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
@@ -61,6 +64,7 @@ _ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
 _KV_DTYPES: dict[str, CacheDType] = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "int8": "int8",
     "int8_per_token_head": "int8", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
 }  # fmt: skip
 # Beside a long prompt the slowest steps of running replies are to stay within three times their
 # own. Single steps miss their prediction by up to a third, those of the p99 by a fifth.
@@ -78,6 +82,8 @@ class Resolution:
     """Most bytes that the KV pool could take beside the rest."""
     attention: AttentionChoice = field(default_factory=AttentionChoice)
     """What attends to the cache, and how it lies for it."""
+    captured_sizes: tuple[CapturedSize, ...] = ()
+    """Steps that are captured on a GPU."""
 
 
 def resolve(
@@ -98,9 +104,11 @@ def resolve(
     packed = bool(facts.packed_storages) and (config.model.dtype == "auto" or not on_cpu)
     if storage == "FP8" and config.model.quantization == "fp8":  # only repeats it
         config = replace(config, model=replace(config.model, quantization="none"))
-    if config.model.quantization != "none":
+    quantization = config.model.quantization
+    if quantization != "none":
         _check_can_quantize(config, packed)
-        tensors = quantized_tensors(spec, tensors, config.model.quantization)
+        tensors = quantized_tensors(spec, tensors, quantization)
+    check_split(spec, tensors, config.parallel.tensor_parallel_size)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
     dtype, kv_dtype = _resolve_types(config, spec, storage, facts, reasons)
@@ -123,7 +131,7 @@ def resolve(
     chosen = ResolvedConfig(
         ResolvedModel(
             dtype,
-            config.model.quantization,
+            quantization,
             config.model.load_format == "dummy",
             length if isinstance(length, int) else spec.max_position,
             config.model.seed,
@@ -134,7 +142,7 @@ def resolve(
             cache.enable_prefix_caching,
             cache.kv_disk,
             cache.kv_disk_size,
-        ),
+        ),  # fmt: skip
         scheduler,
         config.parallel,
         device,
@@ -146,19 +154,29 @@ def resolve(
     plan = with_host_slabs(config, plan)
     if draft is not None:
         plan = with_draft_memory(plan, draft, chosen, facts)
-    captures = attention.captured and not config.device.enforce_eager
-    if not on_cpu and spec.encoder is None and captures:
-        ranks, sizes = config.parallel.tensor_parallel_size, sizes_to_capture(chosen, attention)
-        plan = replace(
-            plan, captured=memory.captured_bytes(rank_spec(spec, ranks), dtype, sizes, ranks)
-        )
+    sizes, plan = _with_captures(config, chosen, spec, held, plan, attention, facts, reasons)
     gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
     chosen = replace(chosen, device=replace(device, offload_gib=gib))
     limit = pool_limit(config, plan, facts)
     if plan.groups:
         chosen, plan = with_pool(config, chosen, spec, plan, limit, reasons)
         check_chosen_pool(config, plan, facts)
-    return Resolution(chosen, plan, reasons, packed, limit, attention)
+    return Resolution(chosen, plan, reasons, packed, limit, attention, sizes)
+
+
+def _with_captures(
+    config: EngineConfig, chosen: ResolvedConfig, spec: ModelSpec, held: list[HeldWeight],
+    plan: MemoryPlan, attention: AttentionChoice, facts: DeviceFacts, reasons: list[Reason],
+) -> tuple[tuple[CapturedSize, ...], MemoryPlan]:  # fmt: skip
+    """The steps that are captured, and `plan` with what they take."""
+    captures = attention.captured and not config.device.enforce_eager
+    if facts.device == "cpu" or spec.encoder is not None or not captures:
+        return (), plan
+    ranks, own = config.parallel.tensor_parallel_size, _own(chosen, spec)
+    part = GpuPart(likest_gpu(facts), ranks, False, own, held, plan.groups)
+    sizes = sizes_worth_capturing(chosen, part, attention, facts, reasons)
+    captured = memory.captured_bytes(own, chosen.model.dtype, sizes, ranks)
+    return sizes, replace(plan, captured=captured)
 
 
 def refit(
@@ -271,7 +289,7 @@ def _resolve_types(
             reasons.append(Reason("kv_cache_dtype", cached, why))
         return dtype, cached
     kv_dtype = _KV_DTYPES[asked_kv]
-    if kv_dtype == "fp8_e4m3":
+    if kv_dtype in ("fp8_e4m3", "fp8_e5m2"):
         if facts.device == "cpu":
             kv_dtype = "int8"
             why = "in place of fp8: as many bits, and closer with its scale per token and head"

@@ -2,7 +2,7 @@
 
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -13,6 +13,7 @@ import torch
 from pagoda.base.errors import ConfigError, MissingLibraryError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
+from pagoda.core.kvcache.spec import GroupSpec
 from pagoda.kernels import cpu, ops
 from pagoda.kernels.attention.libraries import attention_libraries
 from pagoda.kernels.transfer import copy_to as copy_to
@@ -23,6 +24,7 @@ from pagoda.runtime.steps.graphs import CudaGraphs, GraphMaker
 
 if TYPE_CHECKING:  # these need Triton
     from pagoda.runtime.model import Model
+    from pagoda.runtime.steps.program import StepLimits
     from pagoda.runtime.triton.kernel_log import KernelLog
     from pagoda.runtime.triton.tiles import TileTuning
 
@@ -32,6 +34,7 @@ _DTYPES = {
     "float32": torch.float32,
     "int8": torch.int8,
     "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 # Flags of cudaHostRegister: of use to all processes' contexts, and to kernels.
@@ -110,11 +113,17 @@ class Device(ABC):
         """What measures how a model's products are best cut here; None where nothing does."""
         return None
 
+    def take_tiles(self, rows: list[list[bool | str | int]]) -> None:  # noqa: B027
+        """Cut products as `TileTuning.rows` of another process of the same device says."""
+
     def use(self) -> None:  # noqa: B027  # on a CPU nothing is to be said
         """Have this thread compute here."""
 
-    def compile_ahead(self, model: "Model", most_tokens: int) -> None:  # noqa: B027
-        """Compile kernels of steps of up to so many tokens, where that is ever done."""
+    def compile_ahead(  # noqa: B027
+        self, model: "Model", groups: Sequence[GroupSpec], limits: "StepLimits"
+    ) -> None:
+        """Compile kernels of steps within `limits`, of a model with these groups of caches, where
+        that is ever done."""
 
     @abstractmethod
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -265,14 +274,22 @@ class CudaDevice(Device):
 
         return tile_tuning(model, self, most_tokens)
 
+    def take_tiles(self, rows: list[list[bool | str | int]]) -> None:
+        """As `Device.take_tiles`."""
+        from pagoda.kernels.triton.products import forms
+
+        forms.take(rows)
+
     def use(self) -> None:
         torch.cuda.set_device(self.torch_device)
 
-    def compile_ahead(self, model: "Model", most_tokens: int) -> None:
+    def compile_ahead(
+        self, model: "Model", groups: Sequence[GroupSpec], limits: "StepLimits"
+    ) -> None:
         if find_spec("triton") is not None:
             from pagoda.runtime.triton.compile_ahead import compile_ahead
 
-            compile_ahead(model, self, most_tokens)
+            compile_ahead(model, self, groups, limits)
 
     def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """As `Device.reserve`."""

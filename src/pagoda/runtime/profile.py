@@ -65,19 +65,20 @@ def largest_step(
     prompts = np.append(np.arange(0, count, _PROMPT), count)
     few = np.arange(0, min(max_num_reqs * _FEW, count), _FEW)
     for starts in (prompts, np.append(few, count)):
-        batch = _step_of(starts, groups, cache, device, max_model_len)
+        batch = step_of(starts, groups, cache, device, max(max_model_len, _PROMPT))
         hidden_states = model.forward(batch)
         ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
 
 
-def _step_of(
+def step_of(
     starts: Ints,
     groups: Sequence[GroupSpec],
     cache: CacheMemory,
     device: Device,
-    max_model_len: int,
+    table_tokens: int,
 ) -> ForwardBatch:
-    """A step of requests that begin with these tokens; the last number is that of all tokens."""
+    """A step of requests that begin with the tokens `starts` [requests + 1]; the last number is
+    that of all tokens. They share block 0, and block tables have room for `table_tokens`."""
     count, lens = int(starts[-1]), np.diff(starts).astype(np.int32)
     none = np.zeros(len(lens), np.int32)
     arrays = StepArrays(
@@ -88,7 +89,7 @@ def _step_of(
         max_query_len=int(lens.max()),
         groups=[
             GroupArrays(
-                _full_table(group.block_size, len(lens), max(max_model_len, _PROMPT)),
+                _full_table(group.block_size, len(lens), table_tokens),
                 np.arange(len(lens)),
                 np.zeros(count, np.int64),
             )

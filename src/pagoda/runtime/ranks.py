@@ -19,9 +19,9 @@ import torch
 
 from pagoda.base.log import get_logger
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.core.ranks import RankBlocks, RankCapture, RankStep
+from pagoda.core.ranks import RankBlocks, RankCapture, RankStep, RankTiles
 from pagoda.layers.batch import ForwardBatch
-from pagoda.planner.captured import StepSize
+from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import Bytes
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.rank_group import RankGroup
@@ -38,9 +38,10 @@ from pagoda.runtime.sampling.sampler import (
 )
 from pagoda.runtime.states import Fault, Ints, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps, Outputs
-from pagoda.runtime.steps.graphs import Graph, GraphMaker
+from pagoda.runtime.steps.graphs import Graph
 from pagoda.runtime.steps.prepared import PreparedStep
-from pagoda.runtime.steps.program import Computed, StepProgram
+from pagoda.runtime.steps.program import Computed
+from pagoda.runtime.steps.results import Results
 
 logger = get_logger(__name__)
 
@@ -60,15 +61,18 @@ class CapturedTogether(CapturedSteps):
     group: RankGroup = field(kw_only=True)
     tell: Callable[[RankCapture], None] = field(kw_only=True)
 
-    def capture(self, size: StepSize) -> None:
+    def capture(self, size: CapturedSize) -> None:
         self.tell(RankCapture(*size))
         super().capture(size)
 
-    def _first_pass(self, size: StepSize) -> tuple[ForwardBatch, Outputs]:
+    def capture_needed(self) -> bool:
+        return self.group.parallel.rank == 0 and super().capture_needed()
+
+    def _first_pass(self, size: CapturedSize) -> tuple[ForwardBatch, Outputs]:
         with _in_step():
             return super()._first_pass(size)
 
-    def _recorded(self, size: StepSize, batch: ForwardBatch, like: Outputs) -> Graph:
+    def _recorded(self, size: CapturedSize, batch: ForwardBatch, like: Outputs) -> Graph:
         try:
             graph = super()._recorded(size, batch, like)
         except RuntimeError:
@@ -98,13 +102,16 @@ def _in_step() -> Iterator[None]:
 @dataclass(eq=False)
 class _RankRunner(ModelRunner):
     group: RankGroup = field(kw_only=True)
-    tell: Callable[[RankStep | RankCapture | RankBlocks], None] = field(
+    tell: Callable[[RankStep | RankCapture | RankBlocks | RankTiles], None] = field(
         kw_only=True, default=lambda order: None
     )
     """Sends something to all other ranks; to none from one that follows."""
 
     def __post_init__(self) -> None:
+        # A CPU's recorded step holds no exchange between ranks.
+        self.eager |= self.device.graph_maker() is None
         super().__post_init__()
+        self.replays.kind = partial(CapturedTogether, group=self.group, tell=self.tell)
         self.head = SplitHead(self.model, self.group.parallel, self.spec.vocab_size)
         self._whole: Ints = np.zeros(0, np.int64)
         """Rows of the step's logits that are gathered."""
@@ -114,18 +121,6 @@ class _RankRunner(ModelRunner):
         if len(self._whole) < len(logits):
             logits = logits[to_tensor(self._whole, logits.device)]
         return self.group.parallel.gathered(logits, self.spec.vocab_size)
-
-    def _record(self) -> StepProgram | CapturedSteps | None:
-        """A CPU's recorded step holds no exchange between ranks."""
-        return None if self.device.graph_maker() is None else super()._record()
-
-    def _captured_steps(
-        self,
-        make_graphs: Callable[[], GraphMaker],
-        kind: Callable[..., CapturedSteps] = CapturedTogether,
-    ) -> CapturedSteps:
-        together = partial(kind, group=self.group, tell=self.tell)
-        return super()._captured_steps(make_graphs, together)
 
     def _all_parts(self, part: Bytes) -> Bytes:
         """uint8 [blocks, bytes of a block on all ranks], of uint8 [blocks, bytes on this one]. All
@@ -149,14 +144,20 @@ class LeadingRunner(_RankRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._tiles = None  # all ranks would have to capture their steps anew, together
         self._sampled: tuple[list[int], list[int]] = ([], [])
 
-    def _record(self) -> StepProgram | CapturedSteps | None:
-        program = super()._record()
-        if program is None:
+    def record(self) -> None:
+        super().record()
+        if self.replays.program is None:
             logger.info("Steps run op by op.")
-        return program
+
+    def work_ahead(self) -> bool:
+        """As on one device; all ranks take the tiles that this one measured."""
+        tiles = self.replays.tiles
+        more = super().work_ahead()
+        if tiles is not None and self.replays.tiles is None and tiles.changed:
+            self.tell(RankTiles(tiles.rows))
+        return more
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Launched where the device runs ahead, for so do the others."""
@@ -234,7 +235,7 @@ class FollowingRunner(_RankRunner):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.program = self._record()
+        self.record()
         self._unsampled: PreparedStep | None = None
         """The last step, until it is known what was sampled."""
         self._pictures: list[tuple[str, list[int]]] = []
@@ -256,10 +257,16 @@ class FollowingRunner(_RankRunner):
         wait_before, self._wait_before = self._wait_before, self.launch(plan)
         wait_before()
 
-    def capture(self, size: StepSize) -> None:
+    def capture(self, size: CapturedSize) -> None:
         """Capture what rank 0 captures; any error is as one of `follow`."""
-        assert isinstance(self.program, CapturedSteps)
-        self.program.capture(size)
+        assert isinstance(self.replays.program, CapturedSteps)
+        self.replays.program.capture(size)
+
+    def take_tiles(self, rows: list[list[bool | str | int]]) -> None:
+        """Cut products as rank 0 does from now on, in steps that are captured anew."""
+        self.device.synchronize()
+        self.device.take_tiles(rows)
+        self.replays.drop()
 
     def exchange(self, order: RankBlocks) -> None:
         """Send rank 0 this rank's part of some blocks, or take it from there."""
@@ -270,9 +277,6 @@ class FollowingRunner(_RankRunner):
         shape = (len(order.blocks), part.shape[1] * self.group.parallel.size)
         whole = torch.empty(shape, dtype=torch.uint8, device=self.device.torch_device)
         self._write_part(order.group, order.blocks, whole)
-
-    def _capture_needed(self) -> None:
-        """Rank 0 says when."""
 
     def _take_sampled(self, step: RankStep) -> None:
         last, self._unsampled = self._unsampled, None
@@ -305,7 +309,7 @@ class FollowingRunner(_RankRunner):
         return []
 
     def _sample(
-        self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
+        self, step: PreparedStep, computed: Computed, results: Results
     ) -> tuple[list[int], Ints]:
         if computed.logits is not None and len(step.places.requests):
             self._unsampled = step

@@ -14,7 +14,7 @@ from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.models.base import DraftHead
-from pagoda.planner.captured import CapturedSize, StepSize
+from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.host_blocks import HostBlocks
@@ -37,12 +37,13 @@ from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 from pagoda.runtime.speculation.drafter import HeadDrafter
 from pagoda.runtime.speculation.select import make_drafter
 from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
-from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
-from pagoda.runtime.steps.graphs import GraphMaker
+from pagoda.runtime.steps.captured import CapturedSteps
 from pagoda.runtime.steps.inputs import build_batch
 from pagoda.runtime.steps.launched import LaunchedStep
 from pagoda.runtime.steps.prepared import PreparedStep, encoded_step
-from pagoda.runtime.steps.program import Computed, StepLimits, StepProgram
+from pagoda.runtime.steps.program import Computed, StepLimits
+from pagoda.runtime.steps.replays import Replays
+from pagoda.runtime.steps.results import Results, left_out
 from pagoda.runtime.steps.warm_up import first_plans
 from pagoda.text.media.base import Processor
 
@@ -88,15 +89,12 @@ class ModelRunner:
     """Rows of logits in a step; at least one for each request."""
     captured_bytes: int = 0
     """Most that captured steps may take on a GPU; 0 captures none."""
-    captured_sizes: tuple[StepSize, ...] = ()
+    captured_sizes: tuple[CapturedSize, ...] = ()
     """Which are."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
-        self.program: StepProgram | CapturedSteps | None = None
         self.head = OutputHead(self.model)
-        self._captured: list[CapturedSteps] = []
-        """All that is captured as graphs: steps, and the passes of a draft head."""
         self._step: PreparedStep | None = None
         """The last one."""
         self._launched: LaunchedStep | None = None
@@ -116,11 +114,10 @@ class ModelRunner:
         self.model.reserve(self.max_model_len)
         if self.draft_head is not None:
             self.draft_head.reserve(self.max_num_batched_tokens)
-        self._tiles = self.device.tile_tuning(self.model, self.max_num_batched_tokens)
         self.cache = CacheMemory(self.groups, self.num_slabs, self.device)
         self.host_blocks = HostBlocks(self.cache, self.groups, self.num_host_slabs, self.device)
         self.states = RequestStates(
-            self._block_sizes(),
+            self._block_sizes,
             has_states=bool(state_groups(self.groups)),
             vocab_size=self.spec.vocab_size,
             max_num_reqs=self.max_num_reqs,
@@ -136,6 +133,15 @@ class ModelRunner:
         )
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
         reqs = self.max_num_reqs
+        self.replays = Replays(
+            self.model, self.cache, self._block_sizes, self.states.has_states,
+            StepLimits(
+                self.max_num_batched_tokens, reqs, max(reqs, self.max_num_samples),
+                self.max_model_len,
+            ),
+            self.device, self.captured_bytes, self.captured_sizes,
+            self.device.tile_tuning(self.model, self.max_num_batched_tokens),
+        )  # fmt: skip
         self._drafter = make_drafter(
             self.draft_head, self.draft_model, self.spec, self.cache, self.states, self.device,
             StepLimits(self.max_num_batched_tokens, reqs, reqs, self.max_model_len),
@@ -171,7 +177,7 @@ class ModelRunner:
         self._launched = LaunchedStep(plan, step, self.states, best.ids, fetch, broken)
         self.times.add("sample", time.perf_counter() - done)
         self.times.count(plan.num_tokens)
-        self._capture_needed()
+        self.replays.capture_needed()
         return self._launched.wait
 
     def _choose_on_device(
@@ -195,24 +201,19 @@ class ModelRunner:
         return step
 
     def _complete(self, plan: StepPlan, step: PreparedStep | None, begun: float) -> StepResult:
-        results = _Results()
+        results = Results()
         computed = step.plan.req_ids if step is not None else []
         self._drafts, drafting = {}, self.times.seconds["draft"]
         tokens = self._compute(step, results, plan.num_drafts) if step is not None else []
-        if len(computed) < len(plan.req_ids):
-            known = set(computed)
-            for req_id, row in zip(plan.req_ids, plan.rows.tolist(), strict=True):
-                if req_id not in known:
-                    self._fail(results[req_id], row, self.states.fault(row))
-        result = StepResult(step_id=plan.step_id, tokens=tokens, drafts=self._drafts)
+        for place in left_out(plan, step):
+            req_id, row = plan.req_ids[place], int(plan.rows[place])
+            self._fail(results[req_id], row, self.states.fault(row))
+        result = results.of(plan, computed, tokens)
+        result.drafts = self._drafts
         result.draft_seconds = self.times.seconds["draft"] - drafting
-        if results or not tokens:
-            for req_id, token in zip(computed, tokens, strict=False):
-                results[req_id].token_ids = [token]
-            result.tokens, result.results = [], [results[req_id] for req_id in plan.req_ids]
         self.times.count(plan.num_tokens)
         result.encoded = self._encode_ahead(plan, time.perf_counter() - begun)
-        self._capture_needed()
+        self.replays.capture_needed()
         return result
 
     def sleep(self) -> None:
@@ -220,7 +221,7 @@ class ModelRunner:
         No request is known, and nothing is computed until `wake_up`."""
         self._step = self._launched = None
         self.device.synchronize()
-        self.drop_captured()
+        self.replays.drop()
         if self.media is not None:
             self.media.forget()
         if self.device.name != "cpu" and self._offloaded is None:
@@ -234,29 +235,14 @@ class ModelRunner:
             self._offloaded = None
         self.cache.restore()
 
-    def _capture_needed(self) -> None:
-        any(steps.capture_needed() for steps in self._captured)  # one of them, at most
-
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms
         (seconds where experts' tiles are measured). False when nothing is left to do."""
-        more = any(steps.capture_more() for steps in self._captured)
-        if more or (self._tiles is not None and self._tiles.go_on()):
-            return True
-        tiles, self._tiles = self._tiles, None
-        if tiles is not None and tiles.changed and self._captured:
-            self.drop_captured()  # graphs hold the kernels that they were captured with
+        if self.replays.work_ahead():
             return True
         if self.device.kernel_log is not None:
             self.device.kernel_log.report("Later steps")
         return False
-
-    def drop_captured(self) -> None:
-        """Before weights or caches move or go: forget what points to them."""
-        for steps in self._captured:
-            steps.drop()
-        if self._captured:
-            self.device.give_back()
 
     def read_blocks(self, group: int, blocks: Sequence[int]) -> Bytes:
         """uint8 [blocks, bytes of one of the group's blocks]."""
@@ -273,26 +259,17 @@ class ModelRunner:
         Returns the tokens of the longest one: few, for the largest step takes a second and more.
         Leaves nothing behind but meaningless keys and values in block 0; call it before serving.
         """
-        if self.spec.encoder is None:
-            with torch.inference_mode():
-                self.program = self._record()
-        kernels = self.device.kernel_log
-        if kernels is not None:
-            kernels.expect(
-                self.device.facts().name, repr((self.spec, self.groups, self.model.nbytes))
-            )
+        self.record()
         most = 0 if self.device.name == "cpu" else self.max_num_batched_tokens
-        self.device.compile_ahead(self.model, most)
-        length, plans = first_plans(self.spec, self._block_sizes(), self.max_model_len, most)
+        length, plans = first_plans(self.spec, self._block_sizes, self.max_model_len, most)
         for plan in plans:
             for result in self.execute(plan).results:
                 if result.error is not None:
                     logger.warning("The warm-up step failed: %s", result.error)
-        for steps in self._captured:
-            steps.capture_usual()
+        self.replays.capture_usual()
         self.device.synchronize()
-        if kernels is not None:
-            kernels.report("First steps")
+        if self.device.kernel_log is not None:
+            self.device.kernel_log.report("First steps")
         self.times = StepTimes()
         return length
 
@@ -306,49 +283,15 @@ class ModelRunner:
         self.times.add("media", time.perf_counter() - begun)
         return encoded
 
-    def _record(self) -> StepProgram | CapturedSteps | None:
-        if self.eager:
-            return None
-        make_graphs = self.device.graph_maker()
-        if make_graphs is not None:
-            captures = self.captured_bytes and self.captured_sizes
-            return self._captured_steps(make_graphs) if captures else None
-        limits = StepLimits(
-            self.max_num_batched_tokens,
-            self.max_num_reqs,
-            max(self.max_num_reqs, self.max_num_samples),
-            self.max_model_len,
-        )
-        return StepProgram.record(
-            self.model, self.cache, self._block_sizes(), limits, has_states=self.states.has_states
-        )
+    def record(self) -> None:
+        """Have steps replayed, where that can be done."""
+        if self.eager or self.spec.encoder is not None:
+            return
+        drafter = self._drafter
+        passes = drafter.capture if isinstance(drafter, HeadDrafter) else None
+        self.replays.record(self.head, passes)
 
-    def _captured_steps(
-        self,
-        make_graphs: Callable[[], GraphMaker],
-        kind: Callable[..., CapturedSteps] = CapturedSteps,
-    ) -> CapturedSteps:
-        sizes = self.captured_sizes
-        most, rows = max(size.tokens for size in sizes), max(size.samples for size in sizes)
-        make = partial(
-            kind,
-            cache=self.cache,
-            block_sizes=self._block_sizes(),
-            sizes=sizes,
-            limits=StepLimits(most, self.max_num_reqs, rows, self.max_model_len),
-            has_states=self.states.has_states,
-            device=self.device.torch_device,
-            make_graphs=make_graphs,
-            free_memory=lambda: self.device.facts().free_memory,
-            budget=Budget(self.captured_bytes),
-        )
-        steps = make(model_pass(self.model, self.head))
-        self._captured = [steps]
-        if isinstance(self._drafter, HeadDrafter):
-            decodes = tuple(size for size in sizes if isinstance(size, CapturedSize))
-            self._captured.append(self._drafter.capture(partial(make, sizes=decodes), most))
-        return steps
-
+    @property
     def _block_sizes(self) -> list[int]:
         """Block sizes of the attention groups."""
         return [group.block_size for group in attention_groups(self.groups)]
@@ -371,9 +314,7 @@ class ModelRunner:
     def _encoded(self, scheduled: Scheduled) -> PreparedStep | None:
         return encoded_step(scheduled, self.states, self.media, self.times)
 
-    def _compute(
-        self, step: PreparedStep, results: dict[str, RequestResult], num_drafts: int
-    ) -> list[int]:
+    def _compute(self, step: PreparedStep, results: Results, num_drafts: int) -> list[int]:
         """As `_sample`, with what else requests ask for in `results`."""
         computed = self._timed_forward(step)
         self._wait_for_last()
@@ -398,9 +339,7 @@ class ModelRunner:
             return self._drafter.draft(step, computed.hidden_states, accepted, num_drafts)
         except Exception:
             self._drafter = None
-            for passes in self._captured[1:]:
-                passes.drop()
-            del self._captured[1:]  # or what fails would be captured while nobody waits
+            self.replays.drop_passes()  # or what fails would be captured while nobody waits
             logger.exception("Nothing is guessed any more, which costs speed only: it failed.")
             return {}
         finally:
@@ -421,7 +360,7 @@ class ModelRunner:
     def _forward(self, step: PreparedStep) -> Computed:
         """Hidden states of the step's tokens, and logits where a token is sampled."""
         arrays, samples = step.arrays, step.places.hidden_rows
-        program = self._program_for(step)
+        program = self.replays.program_for(step)
         if program is not None:
             if self._launched is None or self._launched.is_done:
                 return program.run(arrays, samples)
@@ -439,17 +378,8 @@ class ModelRunner:
         logits = self.head.logits(_take(hidden_states, samples))
         return Computed(hidden_states, logits, self.head.first_max(logits))
 
-    def _program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
-        program, arrays = self.program, step.arrays
-        num_samples = len(step.places.hidden_rows)
-        # No graph has prompts beside guesses whose states are kept.
-        both = arrays.keeps_drafts and num_samples < arrays.num_tokens
-        if program is None or arrays.media or (both and isinstance(program, CapturedSteps)):
-            return None
-        return program if program.fits(arrays.num_tokens, arrays.num_reqs, num_samples) else None
-
     def _sample(
-        self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
+        self, step: PreparedStep, computed: Computed, results: Results
     ) -> tuple[list[int], Ints]:
         """Sample behind the last known token and behind each draft of the sampling requests. Where
         each request has one token and nothing is wrong: these; else nothing, for `results` has
@@ -462,17 +392,7 @@ class ModelRunner:
         for i, fault in faulty.items():
             self._fail(results[plan.req_ids[i]], int(plan.rows[i]), fault)
         accepted = self.states.accept(plan, places, sampled.tokens, faulty)
-        tokens: list[int] = sampled.tokens.tolist()
-        if places.one_token_each and not faulty and not sampled.logprobs:
-            return tokens, accepted
-        for i, start, count in zip(
-            places.requests.tolist(), places.first.tolist(), accepted.tolist(), strict=True
-        ):
-            result = results[plan.req_ids[i]]
-            result.token_ids = tokens[start : start + count]
-            if count and start in sampled.logprobs:
-                result.logprobs = [sampled.logprobs[row] for row in range(start, start + count)]
-        return [], accepted
+        return results.take(step, sampled, accepted), accepted
 
     def _choose(self, step: PreparedStep, computed: Computed, logits: torch.Tensor) -> Sampled:
         if step.needs == 0 and computed.greedy is not None:
@@ -483,14 +403,6 @@ class ModelRunner:
     def _fail(self, result: RequestResult, row: int, fault: Fault) -> None:
         self.states.faults[row] = fault
         result.error, result.bad_request = fault
-
-
-class _Results(dict[str, RequestResult]):
-    """Results of the requests that have been asked for."""
-
-    def __missing__(self, req_id: str) -> RequestResult:
-        result = self[req_id] = RequestResult(req_id=req_id)
-        return result
 
 
 def _take(hidden_states: torch.Tensor, rows: Ints) -> torch.Tensor:

@@ -104,10 +104,10 @@ def test_quantization_that_the_checkpoint_has_is_only_repeated():
 
 
 def test_foreign_values_of_own_flags_are_said_and_replaced():
-    namespace = parse(["--kv-cache-dtype", "fp8_e5m2", "--load-format", "runai_streamer"])
+    namespace = parse(["--kv-cache-dtype", "fp8_inc", "--load-format", "runai_streamer"])
     lines = compat.answers(namespace)
     assert len(lines) == 2
-    assert lines[0].startswith("--kv-cache-dtype fp8_e5m2 is not supported yet: int8 is taken")
+    assert lines[0].startswith("--kv-cache-dtype fp8_inc is not supported yet: int8 is taken")
     config = flags.engine_config(namespace)
     assert config.cache.kv_cache_dtype == "int8"
     assert config.model.load_format == "auto"

@@ -28,6 +28,7 @@ INT4 = {"bits": 4, "group_size": 128}
         ({"quant_method": "gptq", **INT4, "sym": True, "desc_act": True}, "DECODED", 32),
         ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "INT8", 9),
         ({"quant_method": "fp8"}, "FP8", 9),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "FP4", 5.5),
     ],
 )
 def test_a_config_says_how_most_matrices_are_stored(quantization, storage, bits):

@@ -185,18 +185,21 @@ def test_what_the_user_sets_stays():
     assert not {r.field for r in resolution.reasons} - {"kv_cache_memory_bytes", "architecture"}
 
 
-@pytest.mark.parametrize("name", ["int8", "int8_per_token_head", "fp8", "fp8_e4m3"])
+@pytest.mark.parametrize("name", ["int8", "int8_per_token_head", "fp8", "fp8_e4m3", "fp8_e5m2"])
 def test_an_int8_cache_has_a_scale_per_token_and_head(name):
     resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, machine())
     assert resolution.config.cache.kv_cache_dtype == "int8"
     assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * (64 + 4)
 
 
-@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
-def test_an_fp8_cache_on_a_gpu_takes_a_byte_per_number(name):
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [("fp8", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")],
+)
+def test_an_fp8_cache_on_a_gpu_takes_a_byte_per_number(name, kept):
     facts = replace(machine(), device="cuda", capability=80)
     resolution = resolve(configure(cache={"kv_cache_dtype": name}), smollm2(), {}, facts)
-    assert resolution.config.cache.kv_cache_dtype == "fp8_e4m3"
+    assert resolution.config.cache.kv_cache_dtype == kept
     assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * 64
     assert resolution.attention.names == ("triton",)
 
@@ -364,6 +367,7 @@ KERNELS = frozenset({"Q4_0", "Q4_1", "Q8_0", "BF16"})
         ("UINT4", "Q4_1", 20 / 32, "the same codes"),
         ("INT8", "Q8_0", 34 / 32, "the same codes"),
         ("FP8", "Q8_0", 34 / 32, "0.55%"),
+        ("FP4", "Q8_0", 34 / 32, "0.57%"),
         ("DECODED", "Q8_0", 34 / 32, "0.5%"),
     ],
 )

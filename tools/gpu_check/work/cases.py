@@ -61,7 +61,7 @@ def all_cases(play: bool) -> list[Case]:
         found += [_attend(where, 2, 70, (4, 2, 32)), _attend(where, 2, 40, (4, 2, 32), window=16)]
         return [*found, _add_norm(where, 4, 256)]
     found = [_add_norm(where, tokens, 4096) for tokens in (1, 8192)]
-    for storage in ("Q4_K", "Q6_K", "UINT4", "INT4", "FP8", "MXFP4"):
+    for storage in ("Q4_K", "Q6_K", "UINT4", "INT4", "FP8", "MXFP4", "FP4"):
         every = storage in ("Q4_K", "UINT4", "FP8")
         for tokens in (1, 16, 64, 256, 2048) if every else (1, 64):
             found.append(_linear(where, storage, tokens, 28672, 4096))

@@ -68,10 +68,10 @@ def _started(found: Found, model: "GpuModel", folder: str, play: bool) -> "Bench
     found.put("memory", {
         r["name"]: (r.get("predicted"), r.get("measured")) for r in rows if r["kind"] == "memory"
     })  # fmt: skip
-    program = _runner(engine).program
+    program = _runner(engine).replays.program
     found.put("captured before ready", len(program.captured))
     # Measuring tiles takes minutes: what a first hour sees are the defaults.
-    _runner(engine)._tiles = None
+    _runner(engine).replays.tiles = None
     begun = time.perf_counter()
     engine.finish_captures()
     found.put("later captures s", time.perf_counter() - begun)
@@ -98,15 +98,15 @@ def _op_by_op(
     found: Found, clock: Clock, engine: "BenchEngine", batches: tuple[int, ...], tokens: int
 ) -> None:
     """As `_decode`, of steps whose launches are each the host's."""
-    runner, taken = _runner(engine), dict[int, float]()
-    program, runner.program = runner.program, None
+    replays, taken = _runner(engine).replays, dict[int, float]()
+    program, replays.program = replays.program, None
     try:
         for batch in batches:
             if clock.left() > 5:
                 taken[batch] = _step_ms(engine, batch, tokens)
                 found.put("op by op ms", taken)
     finally:
-        runner.program = program
+        replays.program = program
 
 
 def _prompts(found: Found, clock: Clock, engine: "BenchEngine", play: bool) -> None:

@@ -7,7 +7,9 @@ from typing import Literal
 
 from pagoda.arch.spec import DeltaNetSpec, ModelSpec
 
-_ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1}
+_ELEMENT_BYTES = {
+    "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
+}  # fmt: skip
 INT8_SCALE_BYTES = 4
 """The fp32 scale of an int8 row (one token's K or V of one head).
 

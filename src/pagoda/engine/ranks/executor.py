@@ -35,10 +35,14 @@ from pagoda.engine.ranks.link import (
     RankDied,
     RankDone,
     RankLaunch,
+    RankMeasure,
+    RankMeasured,
+    RankPool,
     RankReady,
     RankSetup,
     RankUp,
 )
+from pagoda.engine.start.measured import Room
 from pagoda.planner.parallel import machine_part, rank_spec
 
 if TYPE_CHECKING:
@@ -84,6 +88,7 @@ class Ranks:
         )
         self._up: dict[int, RankUp] = {}
         self._ready: set[int] = set()
+        self._measured: dict[int, Room] = {}
         self._done: dict[int, RankDone] = {}
         self._died: dict[int, RankDied] = {}
         self._closed = threading.Event()
@@ -137,25 +142,34 @@ class Ranks:
         with self.in_step():
             self.group.connect(device, self.folder / "store")
 
-    def runner(self, *args: Any, **options: Any) -> "LeadingRunner":
-        """Rank 0's; takes what `ModelRunner` takes."""
+    def measure(self, own: Callable[[], Room], computes: bool) -> list[Room]:
+        """The room of all ranks, this one's by `own`; a step they compute together."""
+        self._link.send(RankMeasure(computes))
+        found = own()
+        self._wait(lambda: len(self._measured) == self.size - 1)
+        return [found, *self._measured.values()]
+
+    def runner(self, pool: RankPool, *args: Any, **options: Any) -> "LeadingRunner":
+        """Rank 0's, once all ranks have theirs; takes what `ModelRunner` takes."""
         from pagoda.runtime.ranks import LeadingRunner
 
-        return LeadingRunner(*args, group=self.group, tell=self._link.send, **options)
+        make = partial(LeadingRunner, *args, group=self.group, tell=self._link.send, **options)
+        return self.call(pool, make)
 
-    def call(self, call: RankCall, own: Callable[[], None]) -> None:
-        """Have all other ranks do something while this one does `own`, and wait until all have.
+    def call(self, call: RankCall | RankPool, own: Callable[[], Result]) -> Result:
+        """What `own` gives; meanwhile all other ranks do something, and are waited for.
         CapacityError for one that could not: these calls take memory, or time and nothing else."""
         self.check()
         self._done.clear()
         self._link.send(call)
         try:
-            own()
+            result = own()
         finally:
             self._wait(lambda: len(self._done) == self.size - 1)
         for rank, done in self._done.items():
             if done.error:
                 raise CapacityError(f"Rank {rank}: {done.error}")
+        return result
 
     def check(self) -> None:
         """Raise why, if a rank is gone: CapacityError where its memory ran out, else
@@ -211,6 +225,8 @@ class Ranks:
             self._up[message.rank] = message
         elif isinstance(message, RankReady):
             self._ready.add(message.rank)
+        elif isinstance(message, RankMeasured):
+            self._measured[message.rank] = Room(message.peak, message.usable)
         elif isinstance(message, RankDone):
             self._done[message.rank] = message
         elif isinstance(message, RankDied):

@@ -10,9 +10,10 @@ import zmq
 from pagoda.base.facts import DeviceName
 from pagoda.config.engine import EngineConfig
 from pagoda.core.plan import pack_column, unpack_column
-from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep
+from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep, RankTiles
 from pagoda.engine.processes.transport import receiver, sender
 from pagoda.planner.attention import AttentionChoice
+from pagoda.planner.captured import CapturedSize
 from pagoda.planner.resolved import ResolvedConfig
 
 # A last message (RankDied) may take so long to leave before the process does.
@@ -44,13 +45,28 @@ class RankSetup(msgspec.Struct, tag=True):
     """What rank 0 planned for all."""
 
     config: ResolvedConfig
-    num_slabs: int
     packed: bool
     attention: AttentionChoice = AttentionChoice()
     captured_bytes: int = 0
-    """As `ModelRunner` has it."""
+    """As `ModelRunner` has it, and the next."""
+    captured_sizes: tuple[CapturedSize, ...] = ()
     in_host: frozenset[str] = frozenset()
     """Weights that are in the host's memory."""
+
+
+class RankMeasure(msgspec.Struct, tag=True):
+    """Tell what memory is left once the weights are there."""
+
+    computes: bool
+    """All compute the largest step together first; else rank 0 knows what that takes."""
+
+
+class RankPool(msgspec.Struct, tag=True):
+    """Make the cache."""
+
+    config: ResolvedConfig
+    """That of `RankSetup`, with the context that fits."""
+    num_slabs: int
     num_host_slabs: int = 0
 
 
@@ -66,6 +82,14 @@ class RankReady(msgspec.Struct, tag=True):
     """A rank has loaded its share and waits for the others."""
 
     rank: int
+
+
+class RankMeasured(msgspec.Struct, tag=True):
+    """As `Room`."""
+
+    rank: int
+    peak: int | None
+    usable: int
 
 
 class RankDone(msgspec.Struct, tag=True):
@@ -85,8 +109,11 @@ class RankDied(msgspec.Struct, tag=True):
     """It ended because another rank did not answer."""
 
 
-ToRank = RankDevice | RankSetup | RankStep | RankCapture | RankBlocks | RankCall
-FromRank = RankUp | RankReady | RankDone | RankDied
+ToRank = (
+    RankDevice | RankSetup | RankMeasure | RankPool
+    | RankStep | RankCapture | RankBlocks | RankTiles | RankCall
+)  # fmt: skip
+FromRank = RankUp | RankReady | RankMeasured | RankDone | RankDied
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=pack_column)
 _TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=unpack_column)

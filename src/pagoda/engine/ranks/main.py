@@ -6,17 +6,20 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
-from pagoda.core.kvcache.spec import kv_groups
-from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep
+from pagoda.core.kvcache.spec import GroupSpec, kv_groups
+from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep, RankTiles
 from pagoda.engine.core import describe
 from pagoda.engine.processes.main import leave
 from pagoda.engine.processes.watchdog import Watchdog
@@ -26,19 +29,26 @@ from pagoda.engine.ranks.link import (
     RankDone,
     RankEnd,
     RankLaunch,
+    RankMeasure,
+    RankMeasured,
+    RankPool,
     RankReady,
     RankSetup,
     RankUp,
 )
 from pagoda.engine.start.libraries import import_torch
+from pagoda.engine.start.measured import Room, room_of, step_of
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
-from pagoda.planner.captured import sizes_to_capture, step_size
+from pagoda.engine.start.phases import is_out_of_memory
+from pagoda.planner.captured import CapturedSize
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.parallel import rank_spec
+from pagoda.text.media.base import Processor
 from pagoda.text.media.select import processors_for
 from pagoda.weights.files import open_model
 
 if TYPE_CHECKING:
+    from pagoda.models.base import Model
     from pagoda.runtime.device import Device
     from pagoda.runtime.rank_group import RankGroup
     from pagoda.runtime.ranks import FollowingRunner
@@ -70,7 +80,7 @@ def main() -> NoReturn:
         lost = type(error).__name__ == "PeerLostError"  # its module brings torch
         if not (lost or isinstance(error, PagodaError)):
             log.exception("Rank %d failed.", launch.rank)
-        out_of_memory = isinstance(error, CapacityError | MemoryError)
+        out_of_memory = isinstance(error, CapacityError) or is_out_of_memory(error)
         end.send(RankDied(launch.rank, describe(error), out_of_memory, lost))
         end.close()
         if lost:
@@ -98,10 +108,22 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     setup = end.receive()
     assert isinstance(setup, RankSetup)
     group = RankGroup(launch.rank, setup.config.parallel.tensor_parallel_size)
-    runner = _make_runner(launch, setup, device, group, watchdog)
+    loaded = _load(launch, setup, device, group, watchdog)
     end.send(RankReady(launch.rank))
     watchdog.beat(None)
     group.connect(device.torch_device, Path(launch.folder) / "store")
+    order = end.receive()
+    if isinstance(order, RankMeasure):
+        watchdog.beat("profile")
+        room = _room(loaded, launch.config.cache.gpu_memory_utilization, order.computes)
+        end.send(RankMeasured(launch.rank, *room))
+        watchdog.beat(None)
+        order = end.receive()
+    assert isinstance(order, RankPool)
+    watchdog.beat("reserve KV cache")
+    runner = _make_runner(loaded, order)
+    end.send(RankDone(launch.rank))
+    watchdog.beat(None)
     gc.collect()
     gc.freeze()
     while True:
@@ -110,10 +132,12 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
         match order:
             case RankStep():
                 runner.follow(order)
-            case RankCapture(requests, tokens, samples):
-                runner.capture(step_size(requests, tokens, samples))
+            case RankCapture(requests, tokens, prompts):
+                runner.capture(CapturedSize(requests, tokens, prompts))
             case RankBlocks():
                 runner.exchange(order)
+            case RankTiles(rows):
+                runner.take_tiles(rows)
             case RankCall():
                 end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)
@@ -129,17 +153,33 @@ def _called(runner: "FollowingRunner", call: RankCall) -> str:
     return ""
 
 
-def _make_runner(
+@dataclass(frozen=True)
+class _Loaded:
+    setup: RankSetup
+    device: "Device"
+    group: "RankGroup"
+    spec: ModelSpec
+    model: "Model"
+    processors: dict[str, Processor]
+
+    @property
+    def groups(self) -> list[GroupSpec]:
+        """What this rank keeps of tokens."""
+        config = self.setup.config
+        own = rank_spec(self.spec, config.parallel.tensor_parallel_size)
+        return kv_groups(own, self.setup.attention.layout, config.cache.kv_cache_dtype)
+
+
+def _load(
     launch: RankLaunch,
     setup: RankSetup,
     device: "Device",
     group: "RankGroup",
     watchdog: Watchdog,
-) -> "FollowingRunner":
-    """As start-up makes rank 0's, without what only that one does."""
+) -> _Loaded:
+    """This rank's share of the weights."""
     from pagoda.models.kv_scales import load_kv_scales
     from pagoda.models.loader import build_model
-    from pagoda.runtime.ranks import FollowingRunner
 
     config = setup.config
     watchdog.beat("load weights")
@@ -160,25 +200,42 @@ def _make_runner(
     )
     if config.cache.kv_cache_dtype == "fp8_e4m3" and weights is not None:
         load_kv_scales(model, weights)
-    watchdog.beat("reserve KV cache")
-    own = rank_spec(spec, config.parallel.tensor_parallel_size)
+    return _Loaded(setup, device, group, spec, model, processors_for(files))
+
+
+def _room(loaded: _Loaded, share: float, computes: bool) -> Room:
+    """What is left of this share of the device, by a step that all ranks compute."""
+    from pagoda.runtime.profile import largest_step
+
+    step = None
+    if computes:
+        work = partial(largest_step, loaded.model)
+        step = step_of(work, loaded.groups, loaded.device, loaded.setup.config)
+    return room_of(loaded.device, share, step)
+
+
+def _make_runner(loaded: _Loaded, pool: RankPool) -> "FollowingRunner":
+    """As start-up makes rank 0's, without what only that one does."""
+    from pagoda.runtime.ranks import FollowingRunner
+
+    setup, config = loaded.setup, pool.config
     return FollowingRunner(
-        model,
-        spec,
-        kv_groups(own, setup.attention.layout, config.cache.kv_cache_dtype),
-        num_slabs=setup.num_slabs,
-        num_host_slabs=setup.num_host_slabs,
-        device=device,
+        loaded.model,
+        loaded.spec,
+        loaded.groups,
+        num_slabs=pool.num_slabs,
+        num_host_slabs=pool.num_host_slabs,
+        device=loaded.device,
         max_num_reqs=config.scheduler.max_num_seqs,
         max_num_samples=config.max_num_samples,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
         max_model_len=config.model.max_model_len,
         seed=config.model.seed,
-        processors=processors_for(files),
+        processors=loaded.processors,
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
-        captured_sizes=sizes_to_capture(config, setup.attention),
-        group=group,
+        captured_sizes=setup.captured_sizes,
+        group=loaded.group,
     )
 
 

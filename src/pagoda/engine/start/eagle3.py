@@ -3,6 +3,7 @@
 from pagoda.arch.spec import ModelSpec
 from pagoda.config.engine import EngineConfig
 from pagoda.engine.start.phases import Phases
+from pagoda.planner.draft_model import named_draft
 from pagoda.planner.eagle3 import head_name, wants_eagle3, with_head
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.source import resolve_model
@@ -20,7 +21,7 @@ def with_eagle3_head(
     if not wants_eagle3(config, spec):
         return files, spec
     name = head_name(config, spec)
-    with phases.timed("find draft head"):
+    with phases.timed("find draft head"), named_draft(name, "draft head"):
         path = resolve_model(
             name,
             download_dir=config.model.download_dir,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.models.base import Model
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
+    from pagoda.runtime.steps.program import StepLimits
     from pagoda.weights.checkpoint import Checkpoint
 
 _PACKAGE = "pagoda-llm"
@@ -33,6 +34,7 @@ class Libraries(NamedTuple):
     make_device: "Callable[[DeviceName], Device]"
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
+    step_limits: "type[StepLimits]"
     largest_step: Callable[..., None]
     load_kv_scales: "Callable[[Model, Checkpoint], str]"
     kv_scales_digest: Callable[..., str]
@@ -46,12 +48,14 @@ def import_libraries() -> Libraries:
     from pagoda.runtime.device import has_gpu, make_device
     from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
+    from pagoda.runtime.steps.program import StepLimits
 
     return Libraries(
         has_gpu,
         make_device,
         build_model,
         ModelRunner,
+        StepLimits,
         largest_step,
         kv_scales.load_kv_scales,
         kv_scales.digest,

@@ -4,9 +4,10 @@ step has been measured. What a step takes is kept in the cache folder, for the n
 import hashlib
 import json
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
@@ -14,8 +15,10 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.base.whole import write_whole
 from pagoda.config.engine import EngineConfig
+from pagoda.core.kvcache.spec import GroupSpec
 from pagoda.planner.memory.plan import PROCESS_BYTES
 from pagoda.planner.resolve import Resolution, refit
+from pagoda.planner.resolved import ResolvedConfig
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
@@ -28,12 +31,28 @@ _RESERVE = 256 << 20
 _MOST_ENTRIES = 256
 
 
+class Room(NamedTuple):
+    """What one device has left once the weights are there."""
+
+    peak: int | None
+    """Bytes that the largest step takes; None where it was not measured."""
+    usable: int
+    """Bytes that may yet be taken."""
+
+
+Measure = Callable[[Callable[[], Room], bool], list[Room]]
+"""Gives the room of all devices that share the model. Takes what measures this one's, and whether
+that computes a step."""
+
+
+def alone(measure: Callable[[], Room], computes: bool) -> list[Room]:
+    """A `Measure` of one device."""
+    return [measure()]
+
+
 def measures_steps(config: EngineConfig, resolution: Resolution, device: "Device") -> bool:
-    """Whether the pool's size depends on what a step takes. (Ranks have to agree on one, and keep
-    the one that was predicted.)"""
+    """Whether the pool's size depends on what a step takes."""
     cache = config.cache
-    if config.parallel.tensor_parallel_size > 1:
-        return False
     chosen = cache.kv_cache_memory_bytes is not None or cache.num_gpu_blocks_override is not None
     return device.name != "cpu" and bool(resolution.plan.groups) and not chosen
 
@@ -44,36 +63,56 @@ def fit_to_device(
     resolution: Resolution,
     device: "Device",
     largest_step: Callable[..., None],
+    measure: Measure = alone,
 ) -> Resolution:
-    """`resolution` of `config` with the context and the pool that fit now; CapacityError where
-    none does. `largest_step` takes the arguments of `runtime.profile` behind the model."""
+    """`resolution` of `config` with the context and the pool that fit now, on each of the devices
+    that share the model; CapacityError where none does. `largest_step` takes the arguments of
+    `runtime.profile` behind the model."""
     path = _path(spec, resolution, device)
-    peak = _read(path)
-    if peak is None:
-        scheduler = resolution.config.scheduler
-        peak = device.peak_of(
-            lambda: largest_step(
-                list(resolution.plan.groups),
-                device,
-                scheduler.max_num_batched_tokens,
-                scheduler.max_num_seqs,
-                resolution.config.max_num_samples,
-                resolution.config.model.max_model_len,
-            )
-        )
-        if peak is None:
-            return resolution
+    known = _read(path)
+    step = None
+    if known is None:
+        groups = list(resolution.plan.groups)
+        step = step_of(largest_step, groups, device, resolution.config)
+    share = config.cache.gpu_memory_utilization
+    found = measure(partial(room_of, device, share, step), step is not None)
+    peaks = [room.peak for room in found if room.peak is not None]
+    if known is None and len(peaks) < len(found):
+        return resolution
+    peak = known or max(peaks)
+    if known is None:
         _write(path, peak)
+    usable = min(room.usable for room in found)
+    log.info("The largest step takes %s; %s are left.", format_bytes(peak), format_bytes(usable))
+    return refit(config, spec, resolution, activations=peak, usable=usable)
+
+
+def step_of(
+    largest_step: Callable[..., None],
+    groups: list[GroupSpec],
+    device: "Device",
+    config: ResolvedConfig,
+) -> Callable[[], None]:
+    """The largest step of `config`."""
+    return partial(
+        largest_step,
+        groups,
+        device,
+        config.scheduler.max_num_batched_tokens,
+        config.scheduler.max_num_seqs,
+        config.max_num_samples,
+        config.model.max_model_len,
+    )
+
+
+def room_of(device: "Device", share: float, step: Callable[[], None] | None) -> Room:
+    """What is left of this `share` of the device, and what `step` takes."""
+    peak = None if step is None else device.peak_of(step)
     device.give_back()
     facts = device.facts()
     held = device.memory_used() + PROCESS_BYTES[facts.device]
-    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
-    usable = min(share - held, facts.free_memory - _RESERVE)
-    log.info(
-        "The largest step takes %s; %s are free on %s.",
-        format_bytes(peak), format_bytes(facts.free_memory), facts.name or device.name,
-    )  # fmt: skip
-    return refit(config, spec, resolution, activations=peak, usable=usable)
+    usable = min(int(facts.total_memory * share) - held, facts.free_memory - _RESERVE)
+    return Room(peak, usable)
 
 
 def _path(spec: ModelSpec, resolution: Resolution, device: "Device") -> Path:

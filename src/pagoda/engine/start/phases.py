@@ -49,7 +49,7 @@ def memory_guard(doing: str, resolution: Resolution) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         scheduler = resolution.config.scheduler
         raise CapacityError(
@@ -61,7 +61,7 @@ def memory_guard(doing: str, resolution: Resolution) -> Iterator[None]:
         ) from error
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """torch.OutOfMemoryError is a RuntimeError, its CPU allocator raises a bare one, mmap an
     OSError."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.facts import DeviceFacts
 from pagoda.base.near import edit_distance
 
 _GIB = 1 << 30
@@ -67,7 +68,7 @@ def find_gpus(text: str) -> tuple[Gpu, int]:
         raise ConfigError(f"{text!r} asks for {count} GPUs; give between 1 and {_MAX_COUNT}.")
     if name in _BY_NAME:
         return _BY_NAME[name], count
-    begun = [gpu for gpu in GPUS if name and name in _beginnings(gpu.name)]
+    begun = _begun_by(name)
     if len(begun) == 1:
         return begun[0], count
     if begun:
@@ -77,6 +78,20 @@ def find_gpus(text: str) -> tuple[Gpu, int]:
         f"The GPU {text!r} is not known; {_near(name)}. All are NVIDIA's. Count with "
         "4xNAME or NAMEx4."
     )
+
+
+def likest_gpu(facts: DeviceFacts) -> Gpu:
+    """The GPU that torch calls so; of those that may be meant, or of all where none is known by
+    that name, the one whose capability, and then memory, is nearest."""
+    name = _squeezed(facts.name)
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+
+    def distance(gpu: Gpu) -> tuple[int, int]:
+        major, minor = gpu.capability
+        return abs(10 * major + minor - facts.capability), abs(gpu.memory - facts.total_memory)
+
+    return min(_begun_by(name) or GPUS, key=distance)
 
 
 def _near(name: str) -> str:
@@ -112,6 +127,11 @@ def _split_count(name: str) -> tuple[str, int]:
     if match := re.fullmatch(r"(..+)[x*](\d{1,4})", name):
         return match[1], int(match[2])
     return name, 1
+
+
+def _begun_by(name: str) -> list[Gpu]:
+    """Those that `3080` or `A100` may mean."""
+    return [gpu for gpu in GPUS if name and name in _beginnings(gpu.name)]
 
 
 def _beginnings(name: str) -> set[str]:

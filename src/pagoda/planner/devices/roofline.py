@@ -1,5 +1,5 @@
 """What each kind of operation of a decode step should take on a GPU, so that what is measured
-there can be held against it line by line."""
+there can be held against it line by line; and a step with a prompt as a whole."""
 
 from collections import defaultdict
 from collections.abc import Sequence, Set
@@ -108,6 +108,23 @@ def decode_step(part: GpuPart, context: int, requests: int = 1) -> Step:
         lines.append(StepLine("exchanging", count, nbytes, 0.0, seen, best, "link"))
     lines.append(StepLine("between steps", 0, 0.0, 0.0, SEEN.step, FAST.step, "host"))
     return Step(tuple(lines), requests, context)
+
+
+def prompt_seconds(part: GpuPart, tokens: int) -> tuple[float, float]:
+    """How long the work of a step takes that computes the first `tokens` of a prompt, and how long
+    launching it op by op; with the shares of a GPU's limits that another engine was seen to reach.
+    """
+    spec, device = part.spec, device_speed(part.gpu, part.spec, part.ranks, False, SEEN)
+    work = _weights(spec, part.held, tokens, part.in_host)
+    work["head"].flops /= tokens  # the last one alone has logits
+    # Half of the pairs are in the future.
+    work["attending"].flops = tokens * sum(
+        mixer_operations(layer.mixer, tokens // 2) for layer in spec.layers
+    )
+    computing = sum(_seconds(of, 0, device, SEEN, False)[0] for of in work.values())
+    if part.ranks > 1:
+        computing += exchanging(spec, device, tokens)
+    return computing, SEEN.eager * sum(launches(spec).values())
 
 
 def _weights(

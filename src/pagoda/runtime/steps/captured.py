@@ -17,7 +17,7 @@ import torch
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.layers.batch import ForwardBatch
-from pagoda.planner.captured import CapturedSize, MixedSize, StepSize, usual_sizes
+from pagoda.planner.captured import CapturedSize, usual_sizes
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.head import OutputHead
@@ -92,7 +92,7 @@ class CapturedSteps:
     compute: Compute
     cache: LayerCaches
     block_sizes: Sequence[int]
-    sizes: tuple[StepSize, ...]
+    sizes: tuple[CapturedSize, ...]
     limits: StepLimits
     has_states: bool
     device: torch.device
@@ -102,19 +102,21 @@ class CapturedSteps:
     what: str = "decode steps"
 
     def __post_init__(self) -> None:
-        if any(isinstance(size, MixedSize) for size in self.sizes):
+        if any(size.prompts for size in self.sizes):
             self.what = "steps"
-        self._needed: dict[StepSize, None] = {}
+        self._guesses = any(not size.prompts and size.tokens > size.requests for size in self.sizes)
+        """Steps may have guesses, be it beside prompts."""
+        self._needed: dict[CapturedSize, None] = {}
         """Sizes in the order in which steps needed them."""
-        self._graphs: dict[StepSize, Graph] = {}
-        self._batches: dict[StepSize, ForwardBatch] = {}
+        self._graphs: dict[CapturedSize, Graph] = {}
+        self._batches: dict[CapturedSize, ForwardBatch] = {}
         """What each graph reads, and what was planned for it."""
         self._maker: GraphMaker | None = None
         self._inputs: DeviceInputs | None = None
         self._outputs: Outputs | None = None
         self._parts: dict[tuple[int, int], Outputs] = {}
         """Their first rows, by how many."""
-        self._failed: dict[StepSize, str] = {}
+        self._failed: dict[CapturedSize, str] = {}
         """Sizes that cannot be captured, and why."""
         self._spent = 0
         self._seconds = 0.0
@@ -194,7 +196,7 @@ class CapturedSteps:
         return len(missing) > 1 and not self._given_up
 
     @property
-    def captured(self) -> list[StepSize]:
+    def captured(self) -> list[CapturedSize]:
         """Sizes that have a graph."""
         return list(self._graphs)
 
@@ -204,7 +206,7 @@ class CapturedSteps:
         return self._given_up
 
     @property
-    def failed(self) -> dict[StepSize, str]:
+    def failed(self) -> dict[CapturedSize, str]:
         """Sizes that cannot be captured, and why."""
         return dict(self._failed)
 
@@ -221,11 +223,11 @@ class CapturedSteps:
         self._spent = 0
         self._given_up = False
 
-    def _missing(self, sizes: Iterable[StepSize]) -> list[StepSize]:
+    def _missing(self, sizes: Iterable[CapturedSize]) -> list[CapturedSize]:
         """Those that are not captured, and can be as far as is known."""
         return [size for size in sizes if size not in self._graphs and size not in self._failed]
 
-    def _size_of(self, num_reqs: int, num_tokens: int, num_samples: int) -> StepSize | None:
+    def _size_of(self, num_reqs: int, num_tokens: int, num_samples: int) -> CapturedSize | None:
         """What such a step is padded to; one without guesses keeps to itself, and so do those with
         prompts, not each token of which is sampled."""
         is_mixed, is_plain = num_samples < num_tokens, num_tokens == num_reqs
@@ -236,7 +238,7 @@ class CapturedSteps:
                 if size.requests >= num_reqs
                 and size.tokens >= num_tokens
                 and size.samples >= num_samples
-                and isinstance(size, MixedSize) == is_mixed
+                and size.prompts == is_mixed
                 and (is_mixed or (size.tokens == size.requests) == is_plain)
             ),
             None,
@@ -247,14 +249,14 @@ class CapturedSteps:
             self._inputs = DeviceInputs(self.limits, self.block_sizes, self.has_states, self.device)
         return self._inputs
 
-    def _capture(self, size: StepSize) -> None:
+    def _capture(self, size: CapturedSize) -> None:
         if self.budget.is_spent:
             self._give_up(f"their {format_bytes(self.budget.nbytes)} of memory are used")
         else:
             self.capture(size)
 
     @torch.inference_mode()
-    def capture(self, size: StepSize) -> None:
+    def capture(self, size: CapturedSize) -> None:
         """Capture one of `sizes` now, whatever it takes."""
         try:
             graph = self._graph_of(size)
@@ -277,12 +279,12 @@ class CapturedSteps:
         if not self._missing(self.sizes):
             self._report(f"{len(self._graphs)} of {len(self.sizes)}" if self._failed else "All")
 
-    def _leave(self, size: StepSize, why: str) -> None:
+    def _leave(self, size: CapturedSize, why: str) -> None:
         """This size alone runs op by op from now on."""
         self._failed[size] = why
         logger.warning("%s of %s runs op by op: %s.", _words(size).capitalize(), self.what, why)
 
-    def _graph_of(self, size: StepSize) -> Graph | None:
+    def _graph_of(self, size: CapturedSize) -> Graph | None:
         """None where a replay does not give what the step itself does."""
         batch, expected = self._first_pass(size)
         # Behind the step itself, which compiles, and whose memory is not the graph's.
@@ -297,18 +299,18 @@ class CapturedSteps:
             self.budget.spent += taken
             self._seconds += time.perf_counter() - begun
 
-    def _first_pass(self, size: StepSize) -> tuple[ForwardBatch, Outputs]:
+    def _first_pass(self, size: CapturedSize) -> tuple[ForwardBatch, Outputs]:
         """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
         inputs = self._ready_inputs()
         arrays = self._first_tokens(size)
-        is_mixed = isinstance(size, MixedSize)
         last = arrays.query_start[1:].astype(np.int64) - 1
-        inputs.load(arrays, last if is_mixed else np.arange(size.tokens))
-        batch = inputs.batch_of(size, self.limits, self.cache)
+        inputs.load(arrays, last if size.prompts else np.arange(size.tokens))
+        drafts = self._guesses and (size.prompts or size.tokens > size.requests)
+        batch = inputs.batch_of(size, self.limits, self.cache, drafts)
         computed = self.compute(batch, inputs.samples_of(size))
         return batch, Outputs(*(rows.clone() for rows in computed))
 
-    def _recorded(self, size: StepSize, batch: ForwardBatch, like: Outputs) -> Graph:
+    def _recorded(self, size: CapturedSize, batch: ForwardBatch, like: Outputs) -> Graph:
         outputs, samples = self._ready_outputs(like), self._ready_inputs().samples_of(size)
         if self._maker is None:
             self._maker = self.make_graphs()
@@ -343,7 +345,7 @@ class CapturedSteps:
             )
         return self._outputs
 
-    def _first_tokens(self, size: StepSize) -> StepArrays:
+    def _first_tokens(self, size: CapturedSize) -> StepArrays:
         """The first tokens of so many requests, all in block 0 (where equal tokens leave equal keys
         and values); no state is stored."""
         reqs = size.requests
@@ -374,11 +376,11 @@ class CapturedSteps:
         )  # fmt: skip
 
 
-def _by_rows(size: StepSize) -> tuple[bool, int, int]:
-    return isinstance(size, CapturedSize), size.tokens, size.requests
+def _by_rows(size: CapturedSize) -> tuple[bool, int, int]:
+    return not size.prompts, size.tokens, size.requests
 
 
-def _words(size: StepSize) -> str:
+def _words(size: CapturedSize) -> str:
     return f"a step of {size.requests} requests and {size.tokens} tokens"
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
-from pagoda.planner.captured import CapturedSize, StepSize
+from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.states import Ints
@@ -118,14 +118,16 @@ class DeviceInputs(Inputs):
         """int64 [count], from which a step reads."""
         return self._device_token_ids[:count]
 
-    def samples_of(self, size: StepSize) -> torch.Tensor | None:
+    def samples_of(self, size: CapturedSize) -> torch.Tensor | None:
         """int64 [samples] rows, of a step whose tokens are not all sampled."""
-        if isinstance(size, CapturedSize):
+        if not size.prompts:
             return None
         return self._arena.on_device(self.samples)[: size.samples]
 
-    def batch_of(self, size: StepSize, limits: StepLimits, cache: LayerCaches) -> ForwardBatch:
-        """A step of `size`; no copies."""
+    def batch_of(
+        self, size: CapturedSize, limits: StepLimits, cache: LayerCaches, drafts: bool
+    ) -> ForwardBatch:
+        """A step of `size`, some of whose tokens may be `drafts`; no copies."""
         on_device, reqs, tokens = self._arena.on_device, size.requests, size.tokens
         groups: list[GroupInputs | StateInputs] = [
             GroupInputs(table[:reqs], on_device(group.slot_mapping)[:tokens])
@@ -133,7 +135,6 @@ class DeviceInputs(Inputs):
         ]
         if self.states is not None:
             read, write = on_device(self.states.read), on_device(self.states.write)
-            drafts = isinstance(size, CapturedSize) and tokens > reqs
             groups.append(StateInputs(read[:reqs], write[:tokens], drafts))
         return ForwardBatch(
             token_ids=self.token_ids_of(tokens),

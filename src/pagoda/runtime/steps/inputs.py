@@ -83,11 +83,6 @@ class StepArrays:
     def num_reqs(self) -> int:
         return len(self.kv_lens)
 
-    @property
-    def keeps_drafts(self) -> bool:
-        """Whether a state is kept behind each of some request's guesses."""
-        return self.states is not None and self.states.drafts
-
     def move_on(self, plan: Scheduled, states: RequestStates) -> None:
         """Be those of the next step, of the same requests with one token each; the tokens aside."""
         self.positions += 1

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.core.plan import StepPlan, StepResult
 from pagoda.runtime.device import Fetch, to_tensor
 from pagoda.runtime.sampling.sampler import row_faults
 from pagoda.runtime.states import Fault, Ints, RequestStates
 from pagoda.runtime.steps.prepared import PreparedStep
+from pagoda.runtime.steps.results import Results, left_out
 
 
 @dataclass(eq=False)
@@ -38,14 +39,10 @@ class LaunchedStep:
             self._rows = scheduled.rows[places.owners]
         self._positions: Ints = places.positions
         self._departed: Ints = states.departed[self._rows]
-        self._left_out: dict[str, Fault] = {}
-        if len(scheduled.req_ids) < len(self.plan.req_ids):
-            computed = set(scheduled.req_ids)
-            self._left_out = {
-                req_id: states.fault(row)
-                for req_id, row in zip(self.plan.req_ids, self.plan.rows.tolist(), strict=True)
-                if req_id not in computed
-            }
+        self._left_out = {
+            self.plan.req_ids[place]: states.fault(int(self.plan.rows[place]))
+            for place in left_out(self.plan, self.step)
+        }
         states.promise(self._rows, self._positions)
 
     @property
@@ -93,7 +90,7 @@ class LaunchedStep:
         tokens: list[int] = chosen.tolist()
         if places.one_token_each and not faults and not self._left_out:
             return StepResult(step_id=plan.step_id, tokens=tokens)
-        results = {req_id: RequestResult(req_id=req_id) for req_id in plan.req_ids}
+        results = Results()
         for req_id, fault in self._left_out.items():
             results[req_id].error, results[req_id].bad_request = fault
         owners = [self.step.plan.req_ids[owner] for owner in places.owners.tolist()]
@@ -104,4 +101,4 @@ class LaunchedStep:
                     states.faults[int(self._rows[row])] = faults[row]
             else:
                 results[req_id].token_ids = [token]
-        return StepResult(step_id=plan.step_id, results=list(results.values()))
+        return results.of(plan, [], [])

@@ -67,6 +67,11 @@ class TileTuning:
         if known:
             logger.info("The tiles of %d products of experts are those of %s.", known, notes.path)
 
+    @property
+    def rows(self) -> list[list[bool | str | int]]:
+        """All that is known of this device, for processes that compute on another of its kind."""
+        return forms.measured()
+
     @torch.inference_mode()
     def go_on(self) -> bool:
         """Measure one form; False when that was the last one, or time is over.
