@@ -52,7 +52,7 @@ RESOLVED = ResolvedConfig(
     ResolvedCache(16, "float32", True, None, 0),
     ResolvedScheduler(6, 64, True, 0, math.inf, math.inf, "fcfs"),
     ParallelConfig(3),
-    ResolvedDevice("cpu", 3, enforce_eager=False, offload_gib=0.0),
+    ResolvedDevice("cpu", 3, (), enforce_eager=False, offload_gib=0.0),
     ResolvedMedia(0, 0),
 )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import overload
 
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.topology import memory_nodes
 
 PROC = Path("/proc")
 SYS = Path("/sys")
@@ -24,15 +25,14 @@ def cpu_facts() -> DeviceFacts:
     for limit, used in _memory_limits():
         total = min(total, limit)
         free = min(free, max(0, limit - used))
-    return DeviceFacts("cpu", total, free, usable_threads(), name=_cpu_name())
+    nodes = memory_nodes(SYS, os.sched_getaffinity(0))
+    cores = sum(len(node.cores) for node in nodes)
+    return DeviceFacts("cpu", total, free, _within_quota(cores), name=_cpu_name(), nodes=nodes)
 
 
 def usable_threads() -> int:
     """CPUs in the affinity mask, or the container's quota rounded up, whichever is lower."""
-    count = len(os.sched_getaffinity(0))
-    for quota in _cpu_quotas():
-        count = min(count, max(1, math.ceil(quota)))
-    return count
+    return _within_quota(len(os.sched_getaffinity(0)))
 
 
 def cpu_quota() -> float | None:
@@ -189,6 +189,10 @@ def _cpu_quotas() -> Iterator[float]:
         period_us = _read_number(folder / "cpu.cfs_period_us")
         if quota_us and period_us and quota_us > 0:
             yield quota_us / period_us
+
+
+def _within_quota(count: int) -> int:
+    return min([count, *(max(1, math.ceil(quota)) for quota in _cpu_quotas())])
 
 
 def read_text(path: Path) -> str | None:

@@ -14,7 +14,6 @@ _MACHINE = (
     Compat("--cpu-mask-batch -Cb", "v", "none", facts.AFFINITY),
     Compat("--cpu-range-batch -Crb", "v", "none", facts.AFFINITY),
     Compat("--cpu-strict-batch", "v", "none", facts.AFFINITY),
-    Compat("--numa", "v", "none", facts.AFFINITY),
     Compat("--threads-batch -tb", "v", "none", Fact("--threads serves both", has=("--threads",))),
     Compat("--prio", "v", "none", Fact("start it with `nice`", lacks=("prio_",))),
     Compat("--prio-batch", "v", "none", Fact("start it with `nice`", lacks=("prio_",))),

@@ -45,6 +45,13 @@ _BACKENDS = {
 """Other names of attention backends, as other engines spell them."""
 
 
+def _numa(text: str) -> str:
+    """llama.cpp's `distribute` is the default here, and so is `numactl`: affinity is kept."""
+    if text == "isolate":
+        raise ValueError("for one node alone start it with `numactl -N 0 -m 0`")
+    return "auto" if text in ("distribute", "numactl") else text
+
+
 def _device(text: str) -> str:
     """llama.cpp's `none` offloads nothing."""
     return "cpu" if text == "none" else text
@@ -307,8 +314,16 @@ class DeviceConfig(Options):
         "auto", "Where to run.", choices=("auto", "cpu", "cuda"), aliases=("-dev",), parse=_device
     )
     threads: int | str = option(
-        "auto", "CPU threads; `auto` respects affinity and the container's quota.",
+        "auto",
+        "CPU threads; `auto` is one a core, within affinity and the container's quota, or more "
+        "where these were measured to be faster.",
         aliases=("-t",), parse=_length, bounds=_AT_LEAST_1,
+    )  # fmt: skip
+    numa: str = option(
+        "auto",
+        "A CPU with several memories (NUMA): `auto` has the threads beside each read the weights "
+        "that lie there, `off` treats them as one.",
+        choices=("auto", "off"), parse=_numa,
     )  # fmt: skip
     cpu_offload_gb: float | None = option(
         None,

@@ -48,7 +48,7 @@ def _devices(
 
 
 def _threads(hardware: Hardware, config: EngineConfig) -> Iterator[Finding]:
-    threads, usable = config.device.threads, hardware.facts.num_threads
+    threads, usable = config.device.threads, hardware.facts.most_threads
     if hardware.here and isinstance(threads, int) and threads > usable:
         text = f"--threads {threads} on {usable} that may run at once: they wait for each other"
         yield Finding("threads", "WARN", text, f"Leave it out, or give at most {usable}.")

@@ -130,7 +130,8 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         ranks.load(_rank_setup(resolution))
     if device is None:
         device = start.import_torch().make_device("cpu")
-    device.set_threads(resolution.config.device.threads, packed=resolution.packed)
+    where = resolution.config.device
+    device.set_threads(where.threads, packed=resolution.packed, nodes=where.nodes)
     if device.name == "cpu" and not resolution.packed:
         _warn_of_type(start.config.model.dtype)
     model = _load(start, device, resolution)

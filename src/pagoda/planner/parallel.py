@@ -89,6 +89,7 @@ def machine_part(
         free_memory=facts.free_memory // size,
         total_memory=facts.total_memory // size,
         num_threads=max(1, facts.num_threads // size),
+        nodes=(),
     )
 
 

@@ -52,6 +52,7 @@ from pagoda.planner.resolved import (
     ResolvedScheduler,
 )
 from pagoda.planner.speculation import resolve_speculation, with_draft_head
+from pagoda.planner.threads import resolve_threads
 from pagoda.planner.worth_capturing import sizes_worth_capturing
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
@@ -310,11 +311,10 @@ def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:
 def _resolve_device(
     config: EngineConfig, facts: DeviceFacts, reasons: list[Reason]
 ) -> ResolvedDevice:
-    threads = config.device.threads
-    if not isinstance(threads, int):
-        threads = facts.num_threads
-        reasons.append(Reason("threads", threads, "affinity and container quota"))
-    return ResolvedDevice(facts.device, threads, config.device.enforce_eager, offload_gib=0.0)
+    threads, nodes = resolve_threads(config, facts, reasons)
+    return ResolvedDevice(
+        facts.device, threads, nodes, config.device.enforce_eager, offload_gib=0.0
+    )
 
 
 def _resolve_scheduler(

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagoda.base.facts import DeviceName
 from pagoda.config.engine import ParallelConfig
@@ -49,10 +49,20 @@ class ResolvedScheduler:
     scheduling_policy: str
 
 
+class NodeThreads(NamedTuple):
+    memory: int
+    """Its number, as Linux counts them."""
+    cpus: tuple[int, ...]
+    """CPUs beside it, on which its threads run."""
+    threads: int
+
+
 @dataclass(frozen=True)
 class ResolvedDevice:
     device: DeviceName
     threads: int
+    nodes: tuple[NodeThreads, ...]
+    """Where the threads are, on a CPU with several memories; none: anywhere."""
     enforce_eager: bool
     offload_gib: float
     """GiB of weights that stay in the host's memory because the device's is too small; 0 where

@@ -18,6 +18,7 @@ from pagoda.kernels import cpu, ops
 from pagoda.kernels.attention.libraries import attention_libraries
 from pagoda.kernels.transfer import copy_to as copy_to
 from pagoda.kernels.transfer import to_tensor as to_tensor
+from pagoda.planner.resolved import NodeThreads
 from pagoda.quant.host import HostWeights
 from pagoda.runtime import gpu_build
 from pagoda.runtime.steps.graphs import CudaGraphs, GraphMaker
@@ -63,9 +64,12 @@ class Device(ABC):
             raise ConfigError(f"dtype {name!r} is not known; choose one of {', '.join(_DTYPES)}.")
         return _DTYPES[name]
 
-    def set_threads(self, count: int, *, packed: bool = False) -> None:
+    def set_threads(
+        self, count: int, *, packed: bool = False, nodes: Sequence[NodeThreads] = ()
+    ) -> None:
         """CPU threads that compute in this process: torch's, or where weights are packed for
-        native kernels theirs, for idle threads of one pool slow those of the other."""
+        native kernels theirs, for idle threads of one pool slow those of the other. `nodes`: where
+        the latter are."""
         torch.set_num_threads(count)
 
     @abstractmethod
@@ -146,9 +150,11 @@ class CpuDevice(Device):
         self._pages: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
         """Behind each reserved pool, by its address."""
 
-    def set_threads(self, count: int, *, packed: bool = False) -> None:
+    def set_threads(
+        self, count: int, *, packed: bool = False, nodes: Sequence[NodeThreads] = ()
+    ) -> None:
         super().set_threads(1 if packed else count)
-        cpu.set_num_threads(count)
+        cpu.set_num_threads(count, nodes)
 
     def facts(self) -> DeviceFacts:
         return cpu.device_facts()

@@ -334,3 +334,17 @@ def test_several_keys_are_written_as_for_vllm(monkeypatch):
     monkeypatch.setenv("PAGODA_API_KEY", "d")
     assert configured_keys(ServerConfig(api_key=("a",))) == ("a",)
     assert configured_keys(ServerConfig()) == ("d",)
+
+
+@pytest.mark.parametrize(
+    ("text", "numa"),
+    [("auto", "auto"), ("off", "off"), ("distribute", "auto"), ("numactl", "auto")],
+)
+def test_numa_as_llama_server_has_it(text, numa):
+    assert engine(f"--numa {text}").device.numa == numa
+
+
+def test_numa_isolate_names_what_does_it(capsys):
+    with pytest.raises((SystemExit, ConfigError)) as told:
+        engine("--numa isolate")
+    assert "numactl" in capsys.readouterr().err + str(told.value)

@@ -79,6 +79,7 @@ def main() -> None:
     """Answer one question on stdin."""
     from pagoda.kernels import cpu
 
+    cpu.set_num_threads(cpu.device_facts().num_threads)
     native = cpu.native()
     storages = json.loads(sys.stdin.read())  # who asks waits, and takes no core from here on
     answer: dict[str, Any] | None = None

@@ -3,7 +3,9 @@
 Whoever only asks what they can do need not wait for torch.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
@@ -11,6 +13,8 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes, cpu_facts, usable_threads
+from pagoda.kernels.cpu.siblings import measured, worth_starting
+from pagoda.planner.resolved import NodeThreads
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.ops import CpuOps
@@ -50,11 +54,15 @@ def native_ops() -> "CpuOps | None":
     return found
 
 
-def set_num_threads(count: int) -> None:
-    """Run the kernels on so many threads from now on; no kernel may be running."""
+def set_num_threads(count: int, nodes: Sequence[NodeThreads] = ()) -> None:
+    """Run the kernels on so many threads from now on; no kernel may be running. With `nodes`, whose
+    threads they are: each node then reads the weights in its own memory, and these are loaded
+    there."""
     current = native()
-    if current is not None and current.num_threads != count:
-        _cached["native"] = _make(count)
+    if current is None:
+        return
+    if current.num_threads != count or current.num_nodes != max(1, len(nodes)):
+        _cached["native"] = _make(list(nodes) or count)
         _cached.pop("ops", None)
 
 
@@ -67,6 +75,9 @@ def device_facts() -> DeviceFacts:
     """The CPU as it is now, and what its kernels can do. What this process takes itself counts as
     free, for a plan is of a whole engine: it says the same however far one has come."""
     facts = cpu_facts()
+    threads = usable_threads()
+    if facts.num_threads < threads and native() is not None:
+        facts = replace(facts, num_threads=_worth_starting(facts.num_threads, threads))
     free = min(facts.total_memory, facts.free_memory + anonymous_bytes())
     return replace(facts, free_memory=free, packed_storages=packed_storages())
 
@@ -92,7 +103,13 @@ def packed_storages() -> frozenset[str]:
     return frozenset() if native() is None else frozenset(_native.PACKED_STORAGES)
 
 
-def _make(num_threads: int) -> Any | None:
+@cache
+def _worth_starting(cores: int, threads: int) -> int:
+    return worth_starting(cores, threads, partial(measured, _make))
+
+
+def _make(threads: int | list[NodeThreads]) -> Any | None:
+    """Their number, or where they are."""
     isa = env.get("PAGODA_CPU_ISA")
     if isa == "none":
         return None
@@ -103,7 +120,7 @@ def _make(num_threads: int) -> Any | None:
         )
         return None
     try:
-        return _native.Native(num_threads, isa or "")
+        return _native.Native(threads, isa or "")
     except ValueError as error:
         raise ConfigError(
             f"The variable PAGODA_CPU_ISA is {isa!r}: this build has no such instruction set; "

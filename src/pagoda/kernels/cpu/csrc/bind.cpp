@@ -2,14 +2,21 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include "attention_scratch.h"
 #include "formats.h"
@@ -65,14 +72,25 @@ class Turn {
 // The kernels of one instruction set on a pool of threads. Calls of several threads take turns.
 class Native {
    public:
-    Native(int num_threads, const std::string& isa) : kernels_(choose_kernels(isa.c_str())) {
+    // `nodes` are memory, CPUs and threads of each.
+    Native(const std::vector<std::tuple<int, std::vector<int>, int>>& nodes,
+           const std::string& isa)
+        : kernels_(choose_kernels(isa.c_str())) {
         if (kernels_ == nullptr) throw nb::value_error("no such instruction set");
-        if (num_threads < 1) throw nb::value_error("at least one thread is needed");
-        pool_ = std::make_unique<Pool>(num_threads);
+        if (nodes.empty() || nodes.size() > kMaxNodes)
+            throw nb::value_error("a pool has 1 to 16 nodes");
+        std::vector<PoolNode> checked;
+        for (const auto& [memory, cpus, threads] : nodes) {
+            if (threads < 1) throw nb::value_error("at least one thread is needed");
+            checked.push_back({memory, cpus, threads});
+        }
+        pool_ = std::make_unique<Pool>(std::move(checked));
     }
+    Native(int num_threads, const std::string& isa) : Native({{0, {}, num_threads}}, isa) {}
 
     std::string isa() const { return kernels_->name; }
     int num_threads() const { return pool_->num_threads(); }
+    int num_nodes() const { return pool_->num_nodes(); }
 
     void rms_norm(uintptr_t x, uintptr_t residual, uintptr_t weight, uintptr_t y, int64_t rows,
                   int64_t size, float eps, uintptr_t added, float scale) {
@@ -364,6 +382,21 @@ class Native {
         return kernels_->probe_dots(steps, *pool_);
     }
 
+    // Which CPU each chunk of a part ran on, where a chunk takes so long; -1 where none is known.
+    std::vector<int> probe_cpus(int64_t chunks, double seconds) {
+        Turn turn(busy_);
+        std::vector<int> found(static_cast<size_t>(chunks), -1);
+        pool_->run(chunks, [&](int64_t chunk) {
+            const std::chrono::duration<double> pause(seconds);
+            const auto end = std::chrono::steady_clock::now() + pause;
+            while (std::chrono::steady_clock::now() < end) continue;
+#if defined(__linux__)
+            found[static_cast<size_t>(chunk)] = sched_getcpu();
+#endif
+        });
+        return found;
+    }
+
    private:
     template <typename Op>
     void compute(const char* name, void (*kernel)(const Op&, int64_t, Pool&), const Op& op,
@@ -450,8 +483,12 @@ NB_MODULE(_native, module) {
         .def_prop_ro("num_ops", &Program::num_ops);
     nb::class_<Native>(module, "Native")
         .def(nb::init<int, const std::string&>(), nb::arg("num_threads"), nb::arg("isa") = "")
+        .def(nb::init<const std::vector<std::tuple<int, std::vector<int>, int>>&,
+                      const std::string&>(),
+             nb::arg("nodes"), nb::arg("isa") = "")
         .def_prop_ro("isa", &Native::isa)
         .def_prop_ro("num_threads", &Native::num_threads)
+        .def_prop_ro("num_nodes", &Native::num_nodes)
         .def("record", &Native::record, nb::arg("program").none(), nb::arg("count") = 0,
              nb::arg("rows") = 0)
         .def("replay", &Native::replay, nb::arg("program"), nb::arg("rows"))
@@ -484,7 +521,8 @@ NB_MODULE(_native, module) {
         .def("mask_logits", &Native::mask_logits)
         .def("probe_read", &Native::probe_read)
         .def("probe_floats", &Native::probe_floats)
-        .def("probe_dots", &Native::probe_dots);
+        .def("probe_dots", &Native::probe_dots)
+        .def("probe_cpus", &Native::probe_cpus);
     nb::class_<PackedMatrix>(module, "PackedMatrix")
         .def(nb::init<const std::string&, int64_t, int64_t>(), nb::arg("storage"),
              nb::arg("rows"), nb::arg("columns"))

@@ -238,7 +238,15 @@ void multiply_runs(const ExpertPlan& plan, const ExpertMatrices& experts, const 
     MatMul op = plan.product(experts, nullptr, 0);
     op.out = out;
     op.ldo = width;
-    pool.run(plan.num_runs * pieces, [&](int64_t chunk) {
+    // A node's experts are those whose panels it has most of (PackedMatrix::load); runs rise by them.
+    const int64_t matrix_panels = num_panels(experts.parts[0]);
+    const auto first_chunk = [&](int node) {
+        const int64_t first = pool.first_of(node, matrix_panels);
+        int64_t run = 0;
+        while (run < plan.num_runs && (2 * plan.run(run).expert + 1) * panels <= 2 * first) ++run;
+        return run * pieces;
+    };
+    pool.run(plan.num_runs * pieces, first_chunk, [&](int64_t chunk) {
         const TileScope scope;
         const ExpertRun& run = plan.run(chunk / pieces);
         const int64_t first = chunk % pieces * step;

@@ -162,30 +162,38 @@ inline int64_t num_panels(const MatrixView& matrix) {
     return (matrix.rows + kPanelRows - 1) / kPanelRows;
 }
 
-// Panels [first, last) of all matrices, counted through.
-void multiply_panels(const MatMul& op, int64_t first, int64_t last, int64_t first_token,
-                     int64_t last_token, const Prepared& prepared) {
+// Panels [first, last) of those that a node has of all matrices, counted through.
+void multiply_panels(const MatMul& op, const Pool& pool, int node, int64_t first, int64_t last,
+                     int64_t first_token, int64_t last_token, const Prepared& prepared) {
     int64_t before = 0, row_offset = 0;
     for (int m = 0; m < op.num_matrices; ++m) {
         const MatrixView& matrix = op.matrices[m];
-        const int64_t panels = num_panels(matrix);
+        const int64_t begin = pool.first_of(node, num_panels(matrix));
+        const int64_t panels = pool.first_of(node + 1, num_panels(matrix)) - begin;
         int64_t panel = first > before ? first - before : 0;
         for (; panel < panels && before + panel < last; ++panel)
-            multiply_panel(op, matrix, row_offset, panel, first_token, last_token, prepared);
+            multiply_panel(op, matrix, row_offset, begin + panel, first_token, last_token,
+                           prepared);
         before += panels;
         row_offset += matrix.rows;
     }
 }
 
-// Work in chunks of panels and tokens: each thread gets one large piece and then small ones, so
-// that memory is read in long runs and yet all threads end together.
+// Work on a node's panels in chunks of panels and tokens: each thread gets one large piece and then
+// small ones, so that memory is read in long runs and yet all threads end together.
 struct Chunks {
     int64_t panels, large, num_large, small, per_segment, segments;
 
-    Chunks(int64_t panels, int64_t tokens, int threads) : panels(panels) {
+    Chunks() = default;
+    Chunks(const MatMul& op, int64_t tokens, const Pool& pool, int node) : panels(0) {
+        for (int m = 0; m < op.num_matrices; ++m) {
+            const int64_t all = num_panels(op.matrices[m]);
+            panels += pool.first_of(node + 1, all) - pool.first_of(node, all);
+        }
+        const int threads = pool.node(node).threads;
         segments = (tokens + kSegmentTokens - 1) / kSegmentTokens;
         num_large = threads;
-        large = threads == 1 ? panels : panels * 5 / 8 / threads;
+        large = pool.num_threads() == 1 ? panels : panels * 5 / 8 / threads;
         const int64_t rest = panels - large * num_large;
         small = rest / (4 * threads);
         if (small < 1) small = 1;
@@ -207,15 +215,22 @@ void matmul(const MatMul& op, int64_t tokens, Pool& pool) {
     if (tokens == 0) return;
     const Prepared prepared = lay_out(op, tokens);
     convert_activations(op, tokens, prepared, pool);
-    int64_t panels = 0;
-    for (int m = 0; m < op.num_matrices; ++m) panels += num_panels(op.matrices[m]);
-    const Chunks chunks(panels, tokens, pool.num_threads());
-    pool.run(chunks.count(), [&](int64_t chunk) {
+    Chunks of_node[kMaxNodes];
+    int64_t begins[kMaxNodes + 1] = {0};
+    for (int node = 0; node < pool.num_nodes(); ++node) {
+        of_node[node] = Chunks(op, tokens, pool, node);
+        begins[node + 1] = begins[node] + of_node[node].count();
+    }
+    const auto begin = [&](int node) { return begins[node]; };
+    pool.run(begins[pool.num_nodes()], begin, [&](int64_t index) {
         const TileScope scope;
-        const int64_t piece = chunk % chunks.per_segment;
+        int node = 0;
+        while (index >= begins[node + 1]) ++node;
+        const Chunks& chunks = of_node[node];
+        const int64_t chunk = index - begins[node], piece = chunk % chunks.per_segment;
         const int64_t first = chunk / chunks.per_segment * Chunks::kSegmentTokens;
         const int64_t last = first + Chunks::kSegmentTokens;
-        multiply_panels(op, chunks.start(piece), chunks.start(piece + 1), first,
+        multiply_panels(op, pool, node, chunks.start(piece), chunks.start(piece + 1), first,
                         last < tokens ? last : tokens, prepared);
     });
 }

@@ -5,6 +5,10 @@
 #include <new>
 
 #include <sys/mman.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif
@@ -58,6 +62,24 @@ bool use_huge_pages(void* data, int64_t bytes) {
 #else
     (void)data;
     (void)bytes;
+    return false;
+#endif
+}
+
+bool prefer_memory(void* data, int64_t bytes, int memory) {
+#if defined(__linux__) && defined(SYS_mbind)
+    constexpr int kPreferred = 1, kBits = 64;  // MPOL_PREFERRED
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data), page);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + static_cast<size_t>(bytes)) / page * page;
+    if (begin >= end || memory < 0 || memory >= kBits) return false;
+    const unsigned long mask = 1UL << memory;
+    // The kernel counts one bit less than it is told.
+    return syscall(SYS_mbind, begin, end - begin, kPreferred, &mask, kBits + 1, 0) == 0;
+#else
+    (void)data;
+    (void)bytes;
+    (void)memory;
     return false;
 #endif
 }

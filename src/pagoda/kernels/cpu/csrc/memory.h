@@ -12,6 +12,10 @@ namespace pagoda {
 // 4096 scattered tokens: 142 us with them, 189 us without.
 bool use_huge_pages(void* data, int64_t bytes);
 
+// The whole pages in [data, data + bytes), which must not have been written to yet, are to come from
+// the memory of this number, as long as that has room. False where the system cannot do that.
+bool prefer_memory(void* data, int64_t bytes, int memory);
+
 // Reading [data, data + bytes) next will come from memory and from no cache. False where a process
 // cannot ask for that.
 bool drop_from_caches(const void* data, int64_t bytes);

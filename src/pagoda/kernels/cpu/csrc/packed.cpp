@@ -363,6 +363,7 @@ void PackedMatrix::load(int64_t first_row, int64_t num_rows, const uint8_t* sour
                         int64_t row_stride, Pool& pool) {
     if (first_row < 0 || num_rows < 0 || first_row + num_rows > view_.rows)
         throw std::out_of_range("the matrix has no such rows");
+    if (!is_placed_) place(pool);
     const auto load_row = row_functions(view_.storage).load;
     const int64_t end = first_row + num_rows, first_panel = first_row / kPanelRows;
     const int64_t panels = num_rows == 0 ? 0 : (end - 1) / kPanelRows - first_panel + 1;
@@ -373,6 +374,18 @@ void PackedMatrix::load(int64_t first_row, int64_t num_rows, const uint8_t* sour
             load_row(source + (row - first_row) * row_stride, columns_,
                      static_cast<int>(row - start), memory_.get() + panel * view_.panel_bytes);
     });
+}
+
+void PackedMatrix::place(const Pool& pool) {
+    is_placed_ = true;
+    if (pool.num_nodes() == 1) return;
+    const int64_t panels = nbytes() / std::max(view_.panel_bytes, int64_t{1});
+    for (int i = 0; i < pool.num_nodes(); ++i) {
+        const int64_t first = pool.first_of(i, panels);
+        prefer_memory(memory_.get() + first * view_.panel_bytes,
+                      (pool.first_of(i + 1, panels) - first) * view_.panel_bytes,
+                      pool.node(i).memory);
+    }
 }
 
 void PackedMatrix::gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const {

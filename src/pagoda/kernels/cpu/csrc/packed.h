@@ -39,14 +39,19 @@ class PackedMatrix {
     int64_t nbytes() const;
     const MatrixView& view() const { return view_; }
 
-    // Rows as they lie in a checkpoint, `row_stride` bytes apart.
+    // Rows as they lie in a checkpoint, `row_stride` bytes apart. Where the pool has several nodes,
+    // each then has its share of the panels (Pool::first_of) in its own memory.
     void load(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride,
               Pool& pool);
     // fp32 [count, columns]: the rows `ids`, which are in range.
     void gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const;
 
    private:
+    // Has each node's panels in the node's memory.
+    void place(const Pool& pool);
+
     std::shared_ptr<uint8_t> memory_;
+    bool is_placed_ = false;
     MatrixView view_{};
     int64_t columns_ = 0;
 };

@@ -1,7 +1,12 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <chrono>
+#include <utility>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -42,10 +47,27 @@ uint32_t await_change(const std::atomic<uint32_t>& value, uint32_t old) {
     return now;
 }
 
+// Have this thread run on these CPUs alone, where the system does that.
+void bind_to(const std::vector<int>& cpus) {
+#if defined(__linux__)
+    if (cpus.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int cpu : cpus) CPU_SET(cpu, &set);
+    sched_setaffinity(0, sizeof set, &set);
+#else
+    (void)cpus;
+#endif
+}
+
 }  // namespace
 
-Pool::Pool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { loop(); });
+Pool::Pool(std::vector<PoolNode> nodes)
+    : nodes_(std::move(nodes)), before_{0}, queues_(new Queue[nodes_.size()]) {
+    for (const PoolNode& node : nodes_) before_.push_back(before_.back() + node.threads);
+    for (int i = 0; i < num_nodes(); ++i)
+        for (int thread = i == 0; thread < node(i).threads; ++thread)
+            workers_.emplace_back([this, i] { loop(i); });
 }
 
 Pool::~Pool() {
@@ -55,40 +77,60 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::run_parallel(uint32_t num_chunks, Call call, const void* context) {
+void Pool::run_parallel(int64_t num_chunks, Call call, const void* context) {
     call_ = call;
     context_ = context;
-    num_chunks_ = num_chunks;
-    pending_.store(num_chunks, std::memory_order_relaxed);
+    pending_.store(static_cast<uint32_t>(num_chunks), std::memory_order_relaxed);
     const uint32_t part = part_.load(std::memory_order_relaxed) + 1;
-    chunks_.store((uint64_t{part} << 32) | num_chunks, std::memory_order_release);
+    int64_t begin = 0;
+    for (int i = 0; i < num_nodes(); begin = queues_[i++].end)
+        queues_[i].chunks.store((uint64_t{part} << 32) | static_cast<uint32_t>(queues_[i].end - begin),
+                                std::memory_order_release);
     part_.store(part, std::memory_order_release);
     part_.notify_all();
-    take_chunks(part);
+    take_chunks(part, current_node());
     uint32_t pending = pending_.load(std::memory_order_acquire);
     while (pending != 0) pending = await_change(pending_, pending);
 }
 
-void Pool::take_chunks(uint32_t part) {
-    uint64_t chunks = chunks_.load(std::memory_order_acquire);
+void Pool::take_chunks(uint32_t part, int node) {
+    for (int i = 0; i < num_nodes(); ++i) take_from(queues_[(node + i) % num_nodes()], part);
+}
+
+void Pool::take_from(Queue& queue, uint32_t part) {
+    uint64_t chunks = queue.chunks.load(std::memory_order_acquire);
     for (;;) {
-        if (chunks >> 32 != part || (chunks & 0xffffffff) == 0) return;
-        if (!chunks_.compare_exchange_weak(chunks, chunks - 1, std::memory_order_acq_rel,
-                                           std::memory_order_acquire))
+        const uint64_t left = chunks & 0xffffffff;
+        if (chunks >> 32 != part || left == 0) return;
+        if (!queue.chunks.compare_exchange_weak(chunks, chunks - 1, std::memory_order_acq_rel,
+                                                std::memory_order_acquire))
             continue;
-        call_(context_, num_chunks_ - (chunks & 0xffffffff));
+        call_(context_, queue.end - static_cast<int64_t>(left));
         if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) pending_.notify_all();
-        chunks = chunks_.load(std::memory_order_acquire);
+        chunks = queue.chunks.load(std::memory_order_acquire);
     }
 }
 
-void Pool::loop() {
+void Pool::loop(int node) {
+    bind_to(nodes_[static_cast<size_t>(node)].cpus);
     uint32_t part = 0;
     for (;;) {
         part = await_change(part_, part);
         if (stopping_.load()) return;
-        take_chunks(part);
+        take_chunks(part, node);
     }
+}
+
+int Pool::current_node() const {
+#if defined(__linux__)
+    if (num_nodes() > 1) {
+        const int cpu = sched_getcpu();
+        for (int i = 0; i < num_nodes(); ++i)
+            if (std::find(node(i).cpus.begin(), node(i).cpus.end(), cpu) != node(i).cpus.end())
+                return i;
+    }
+#endif
+    return 0;
 }
 
 }  // namespace pagoda

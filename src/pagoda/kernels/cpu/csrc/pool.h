@@ -3,30 +3,59 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <vector>
 
 namespace pagoda {
 
+constexpr int kMaxNodes = 16;
+
+// Threads beside a memory of their own, on a machine that has several.
+struct PoolNode {
+    int memory;             // its number in Linux
+    std::vector<int> cpus;  // its threads run on these; empty: on any
+    int threads;
+};
+
 // Calls `body(chunk)` for each chunk of a part on all threads, the caller's included. Chunks are
 // handed out one by one, so that a thread that is not scheduled delays one chunk and not the part.
-// One caller at a time.
+// Where there are several nodes, each has chunks of its own: its threads take these first, and
+// then what others have left. One caller at a time.
 class Pool {
    public:
-    explicit Pool(int num_threads);
+    explicit Pool(int num_threads) : Pool(std::vector<PoolNode>{{0, {}, num_threads}}) {}
+    // 1 to kMaxNodes, and one thread at least in each. The caller counts as one of the first.
+    explicit Pool(std::vector<PoolNode> nodes);
     ~Pool();
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int num_threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int num_threads() const { return before_.back(); }
+    int num_nodes() const { return static_cast<int>(nodes_.size()); }
+    const PoolNode& node(int index) const { return nodes_[static_cast<size_t>(index)]; }
+
+    // Of `count` equal things a node has those from here on, up to where the next one's begin.
+    int64_t first_of(int node, int64_t count) const {
+        return count * before_[static_cast<size_t>(node)] / num_threads();
+    }
 
     template <typename Body>
     void run(int64_t num_chunks, const Body& body) {
+        run(num_chunks, [&](int node) { return first_of(node, num_chunks); }, body);
+    }
+
+    // `first_chunk(node)` is where a node's chunks begin; they rise from 0, and those of the last
+    // node end with `num_chunks`.
+    template <typename FirstChunk, typename Body>
+    void run(int64_t num_chunks, const FirstChunk& first_chunk, const Body& body) {
         if (num_chunks <= 1 || workers_.empty()) {
             for (int64_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk);
             return;
         }
-        run_parallel(static_cast<uint32_t>(num_chunks), [](const void* context, int64_t chunk) {
+        for (int i = 0; i < num_nodes(); ++i)
+            queues_[i].end = i + 1 < num_nodes() ? first_chunk(i + 1) : num_chunks;
+        run_parallel(num_chunks, [](const void* context, int64_t chunk) {
             (*static_cast<const Body*>(context))(chunk);
         }, &body);
     }
@@ -34,19 +63,28 @@ class Pool {
    private:
     using Call = void (*)(const void* context, int64_t chunk);
 
-    void run_parallel(uint32_t num_chunks, Call call, const void* context);
-    void take_chunks(uint32_t part);
-    void loop();
-
     // Which part it is (upper half) and how many of its chunks are still to be taken (lower). A
     // thread reads what a part is only after it has taken a chunk of it: until that chunk is done
     // the caller cannot go on to the next part.
-    alignas(64) std::atomic<uint64_t> chunks_{0};
+    struct alignas(64) Queue {
+        std::atomic<uint64_t> chunks{0};
+        int64_t end = 0;  // behind the last chunk
+    };
+
+    void run_parallel(int64_t num_chunks, Call call, const void* context);
+    void take_chunks(uint32_t part, int node);
+    void take_from(Queue& queue, uint32_t part);
+    void loop(int node);
+    // That of the CPU which this thread is on.
+    int current_node() const;
+
+    std::vector<PoolNode> nodes_;
+    std::vector<int> before_;  // threads of the nodes before each, and of all
+    std::unique_ptr<Queue[]> queues_;
     alignas(64) std::atomic<uint32_t> pending_{0};
     alignas(64) std::atomic<uint32_t> part_{0};
     Call call_ = nullptr;
     const void* context_ = nullptr;
-    uint32_t num_chunks_ = 0;
     std::atomic<bool> stopping_{false};
     std::vector<std::thread> workers_;
 };
