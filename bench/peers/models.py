@@ -13,7 +13,9 @@ from pagoda.weights.files import open_model
 
 GGUF_FILES = ("q4_1", "q8_0", "q4_0", "q4_k_m", "q6_k", "bf16")
 """The default model: as it comes, and as llama.cpp's quantizer makes it from that."""
-BIG_FILES = (*(f"1.7b_{storage}" for storage in FORMATS), "8b_q4_k_m", "8b_q8_0")
+BIG_FILES = (
+    *(f"1.7b_{storage}" for storage in FORMATS), "8b_q4_k_m", "8b_q8_0", "30b-a3b_q4_k_m",
+)  # fmt: skip
 """Random weights in shapes that no cache holds."""
 
 
@@ -31,11 +33,15 @@ def model_path(name: str) -> Path:
 
 
 def streamed_bytes(path: Path) -> int:
-    """Bytes of weights that a token's step reads: all, but a table that is only looked up in."""
-    tensors = open_model(path).checkpoint.tensors
-    total = sum(info.nbytes for info in tensors.values())
+    """Bytes of weights that a token's step reads: all, but a table that is only looked up in, and
+    experts that it does not go to."""
+    files = open_model(path)
+    tensors, metadata = files.checkpoint.tensors, files.metadata
+    kind = metadata["general.architecture"]
+    used = metadata.get(f"{kind}.expert_used_count", 1) / metadata.get(f"{kind}.expert_count", 1)
+    total = sum(info.nbytes * (used if "_exps." in name else 1) for name, info in tensors.items())
     has_head = "output.weight" in tensors
-    return total - (tensors["token_embd.weight"].nbytes if has_head else 0)
+    return int(total) - (tensors["token_embd.weight"].nbytes if has_head else 0)
 
 
 def _maker(name: str) -> Callable[[Path], None]:

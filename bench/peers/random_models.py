@@ -4,8 +4,9 @@ Speed does not depend on what weights say, only on their formats and shapes. Blo
 bytes, their scales such that weights have a standard deviation of about 0.02.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gguf
@@ -20,8 +21,20 @@ _ROWS = 4096
 
 
 @dataclass(frozen=True)
+class Tensor:
+    name: str
+    rows: int
+    """0 for a vector."""
+    columns: int
+    copies: int = 0
+    """Matrices in it, one for each expert; 0: it is one."""
+    plain: bool = False
+    """In fp32 whatever the format."""
+
+
+@dataclass(frozen=True)
 class Shape:
-    """A Llama."""
+    """A Llama, or with experts a mixture of Qwen3's."""
 
     layers: int
     hidden: int
@@ -30,27 +43,49 @@ class Shape:
     mlp: int
     vocabulary: int = 0
     """0: the tokenizer's, and the head is the embedding table."""
+    head_dim: int = 0
+    """0: the hidden size over the heads."""
+    experts: int = 0
+    used: int = 0
+    """Experts that a token goes to."""
 
-    def tensors(self, tokens: int) -> Iterator[tuple[str, int, int]]:
-        """Name, rows and columns of each; 0 rows for a vector. `tokens`: the tokenizer's."""
-        kv = self.hidden // self.heads * self.kv_heads
-        yield "token_embd", self.vocabulary or tokens, self.hidden
-        yield "output_norm", 0, self.hidden
+    @property
+    def architecture(self) -> str:
+        return "qwen3moe" if self.experts else "llama"
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden // self.heads
+
+    def tensors(self, tokens: int) -> Iterator[Tensor]:
+        """`tokens`: the tokenizer's."""
+        yield Tensor("token_embd", self.vocabulary or tokens, self.hidden)
+        yield Tensor("output_norm", 0, self.hidden)
         if self.vocabulary:
-            yield "output", self.vocabulary, self.hidden
+            yield Tensor("output", self.vocabulary, self.hidden)
         for layer in range(self.layers):
-            for name, rows, columns in (
-                ("attn_norm", 0, self.hidden),
-                ("attn_q", self.hidden, self.hidden),
-                ("attn_k", kv, self.hidden),
-                ("attn_v", kv, self.hidden),
-                ("attn_output", self.hidden, self.hidden),
-                ("ffn_norm", 0, self.hidden),
-                ("ffn_gate", self.mlp, self.hidden),
-                ("ffn_up", self.mlp, self.hidden),
-                ("ffn_down", self.hidden, self.mlp),
-            ):
-                yield f"blk.{layer}.{name}", rows, columns
+            for tensor in (*self._attention(), *self._mlp()):
+                yield replace(tensor, name=f"blk.{layer}.{tensor.name}")
+
+    def _attention(self) -> Iterator[Tensor]:
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        yield Tensor("attn_norm", 0, self.hidden)
+        yield Tensor("attn_q", q, self.hidden)
+        yield Tensor("attn_k", kv, self.hidden)
+        yield Tensor("attn_v", kv, self.hidden)
+        yield Tensor("attn_output", self.hidden, q)
+        if self.experts:
+            yield Tensor("attn_q_norm", 0, self.head_size)
+            yield Tensor("attn_k_norm", 0, self.head_size)
+
+    def _mlp(self) -> Iterator[Tensor]:
+        names = [f"ffn_{name}{'_exps' * bool(self.experts)}" for name in ("gate", "up", "down")]
+        yield Tensor("ffn_norm", 0, self.hidden)
+        if self.experts:
+            yield Tensor("ffn_gate_inp", self.experts, self.hidden, plain=True)
+        yield Tensor(names[0], self.mlp, self.hidden, self.experts)
+        yield Tensor(names[1], self.mlp, self.hidden, self.experts)
+        yield Tensor(names[2], self.hidden, self.mlp, self.experts)
 
 
 SHAPES = {
@@ -58,7 +93,12 @@ SHAPES = {
     "1.7b": Shape(layers=28, hidden=2048, heads=16, kv_heads=8, mlp=7168),
     # Llama 3 8B.
     "8b": Shape(layers=32, hidden=4096, heads=32, kv_heads=8, mlp=14336, vocabulary=128256),
-}
+    # Qwen3-30B-A3B with a quarter of its 48 layers, for each contender holds its own.
+    "30b-a3b": Shape(
+        layers=12, hidden=2048, heads=32, kv_heads=4, mlp=768, vocabulary=151936, head_dim=128,
+        experts=128, used=8,
+    ),
+}  # fmt: skip
 FORMATS = (
     "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "q4_k_m", "iq4_xs", "q2_k", "iq2_xs", "mxfp4", "bf16",
 )  # fmt: skip
@@ -81,43 +121,65 @@ _SCALES = {
 def write_random_model(path: Path, shape: Shape, storage: str, tokenizer: Path) -> None:
     """A GGUF file, written tensor by tensor. `storage`: one of `FORMATS`; `tokenizer`: a GGUF
     file that has one."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, shape.architecture)
     tokens = _copy_tokenizer(gguf.GGUFReader(tokenizer), writer, shape.vocabulary)
-    writer.add_name("Random Llama")
+    _describe(writer, shape)
+    tensors = list(shape.tensors(tokens))
+    types = {one.name: _type(one, shape, storage) for one in tensors}
+    for one in tensors:
+        kind = types[one.name]
+        size = _row_bytes(kind, one.columns)
+        stack = (one.copies, one.rows) if one.copies else (one.rows,)
+        if one.rows and not one.plain:
+            writer.add_tensor_info(
+                f"{one.name}.weight", (*stack, size), np.dtype(np.uint8), math.prod(stack) * size,
+                raw_dtype=kind,
+            )  # fmt: skip
+        else:
+            plain = (one.rows, one.columns) if one.rows else (one.columns,)
+            writer.add_tensor_info(
+                f"{one.name}.weight", plain, np.dtype(np.float32), math.prod(plain) * 4
+            )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    rng = np.random.default_rng(0)
+    makers = {kind: _row_maker(kind, rng) for kind in set(types.values())}
+    for one in tensors:
+        if one.rows:
+            data = makers[types[one.name]](one.rows * max(1, one.copies), one.columns)
+        else:
+            data = np.ones(one.columns, np.float32)
+        writer.write_tensor_data(data)
+    writer.close()
+
+
+def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name(f"Random {shape.architecture}")
     writer.add_block_count(shape.layers)
     writer.add_context_length(32768)
     writer.add_embedding_length(shape.hidden)
     writer.add_feed_forward_length(shape.mlp)
     writer.add_head_count(shape.heads)
     writer.add_head_count_kv(shape.kv_heads)
+    writer.add_key_length(shape.head_size)
+    writer.add_value_length(shape.head_size)
     writer.add_rope_freq_base(500000.0)
     writer.add_layer_norm_rms_eps(1e-5)
-    tensors = [(f"{name}.weight", *size) for name, *size in shape.tensors(tokens)]
-    types = {name: _type(name, shape, storage) for name, _, _ in tensors}
-    for name, rows, columns in tensors:
-        size = _row_bytes(types[name], columns)
-        if rows:
-            writer.add_tensor_info(
-                name, (rows, size), np.dtype(np.uint8), rows * size, raw_dtype=types[name]
-            )
-        else:
-            writer.add_tensor_info(name, (columns,), np.dtype(np.float32), columns * 4)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    rng = np.random.default_rng(0)
-    makers = {kind: _row_maker(kind, rng) for kind in set(types.values())}
-    for name, rows, columns in tensors:
-        data = makers[types[name]](rows, columns) if rows else np.ones(columns, np.float32)
-        writer.write_tensor_data(data)
-    writer.close()
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.used)
+        writer.add_expert_feed_forward_length(shape.mlp)
 
 
-def _type(name: str, shape: Shape, storage: str) -> gguf.GGMLQuantizationType:
+def _type(tensor: Tensor, shape: Shape, storage: str) -> gguf.GGMLQuantizationType:
     """llama-quantize's `--pure` for a format; for q4_k_m its mixture."""
+    name = tensor.name
+    if tensor.plain:
+        return _Type.F32
     if storage != "q4_k_m":
         return _Type[storage.upper()]
-    if name.startswith("output.") or (name.startswith("token_embd.") and not shape.vocabulary):
+    if name == "output" or (name == "token_embd" and not shape.vocabulary):
         return _Type.Q6_K
     if "attn_v" not in name and "ffn_down" not in name:
         return _Type.Q4_K
@@ -136,6 +198,8 @@ def _row_maker(
 ) -> Callable[[int, int], np.ndarray]:
     """Makes uint8 [rows, bytes of a row], of as many rows and columns."""
     size = GGML_QUANT_SIZES[kind][1]
+    if kind is _Type.F32:
+        return lambda rows, columns: rng.standard_normal((rows, columns), np.float32) * _DEVIATION
     if kind is _Type.BF16:
         return lambda rows, columns: _random_bf16(rng, rows, columns)
     scale = 1.0
