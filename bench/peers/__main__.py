@@ -41,10 +41,11 @@ def main() -> int:
     for section in _sections(choice, size, args.threads):
         results.add(section)
         results.save(path)
-    text = tables(results)
+    processor = plan.processor()
+    text = tables(results, processor)
     print(text)
     if not args.quick:
-        rewrite(_TABLE, text)
+        rewrite(_TABLE, processor, text)
     print(f"{time.perf_counter() - begun:.0f} s; figures in {path}", file=sys.stderr)
     return 0
 

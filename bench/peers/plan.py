@@ -17,6 +17,7 @@ from bench.peers.servers import Server, ServerKind
 from bench.peers.worker import Worker
 from pagoda.base.machine import cpu_facts
 from pagoda.base.units import format_bytes
+from pagoda.kernels import cpu
 
 _SPEEDS = ("decode", "prefill", "decode16")
 _LONG = ("prefill4k", "depth")
@@ -201,10 +202,16 @@ def _depth(worker: Worker, size: Size) -> dict[str, float]:
     return {"near_ms": near, "far_ms": far, "added_ms": far - near}
 
 
+def processor() -> str:
+    """With the instruction set that the kernels use: speeds differ by both."""
+    sets = cpu.instruction_sets()
+    return f"{cpu_facts().name}, {sets[0] if sets else 'torch'}"
+
+
 def _section(measure: str, file: str, threads: int) -> Section:
     path = model_path(file or "q4_1")
     facts = cpu_facts()
-    machine = f"{facts.name}, {facts.num_threads} cores, {format_bytes(facts.total_memory)}"
+    machine = f"{processor()}, {facts.num_threads} cores, {format_bytes(facts.total_memory)}"
     return Section(
         measure, file, time.strftime("%Y-%m-%d"), machine, threads, {},
         streamed_bytes=streamed_bytes(path), file_bytes=path.stat().st_size,

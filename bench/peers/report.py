@@ -1,5 +1,6 @@
 """The tables of docs/benchmarks/cpu.md."""
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -9,7 +10,6 @@ from bench.peers.plan import MEASURES, READ
 from bench.peers.results import Entry, Results, Section
 
 _RATIO = "x the best peer"
-_BEGIN, _END = "<!-- measured -->", "<!-- /measured -->"
 _TITLES = {
     "decode": "Decoding, one request, 128 tokens",
     "prefill": "Reading a prompt of 512 tokens",
@@ -23,20 +23,26 @@ _TITLES = {
 }
 
 
-def rewrite(path: Path, text: str) -> None:
-    """Put `text` between the file's marks."""
+def rewrite(path: Path, processor: str, text: str) -> None:
+    """Put `text` in the place of the file's tables of this processor; the first time behind those
+    of all others."""
+    begin, end = f"<!-- measured: {processor} -->", f"<!-- /measured: {processor} -->"
     whole = path.read_text()
-    head, _, rest = whole.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
-    path.write_text(f"{head}{_BEGIN}\n\n{text}\n{_END}{tail}")
+    if begin in whole:
+        head, rest = whole.split(begin, 1)
+        tail = rest.split(end, 1)[1]
+    else:
+        last = list(re.finditer("<!-- /measured: .* -->\n", whole))[-1]
+        head, tail = f"{whole[: last.end()]}\n", f"\n{whole[last.end() :]}"
+    path.write_text(f"{head}{begin}\n\n{text}\n{end}{tail}")
 
 
-def tables(results: Results) -> str:
-    parts = []
+def tables(results: Results, processor: str) -> str:
+    parts = [f"### {processor}\n"]
     for measure in MEASURES:
         sections = results.of(measure)
         if sections:
-            parts.append(f"### {_TITLES[measure]}\n\n{_TABLES[measure](sections)}\n")
+            parts.append(f"#### {_TITLES[measure]}\n\n{_TABLES[measure](sections)}\n")
     every = list(results.sections.values())
     return "\n".join([*parts, _machines(every), "", _flags(every), ""])
 

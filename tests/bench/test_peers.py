@@ -99,7 +99,7 @@ def test_tables_hold_medians_ranges_ratios_and_the_limit():
         "read": Entry([{"gb_s": 62.0}]),
     }
     results.add(section(**entries))
-    text = tables(results)
+    text = tables(results, "a CPU, avx2")
     assert "| q4_1 | Pagoda | 310 | 300-500 | 2.00 | 50 |" in text
     assert "| q4_1 | vllm | not measured: No matching distribution |" in text
     assert "| q4_1 | the limit | 620 | reads 62.0 GB/s [62.0-62.0] |" in text
@@ -116,7 +116,7 @@ def test_a_ratio_is_to_the_peer_that_did_best():
         for name, ms in added.items()
     }
     results.add(section("depth", **entries))
-    text = tables(results)
+    text = tables(results, "a CPU, avx2")
     assert "| q4_1 | Pagoda | 300 | 300-300 | 2.00 |" in text
     assert "| q4_1 | ik_llama.cpp | 150 | 150-150 | 1.00 |" in text
     assert "| q4_1 | llama.cpp | 100 | 100-100 | 0.67 |" in text
@@ -145,8 +145,25 @@ def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path):
     assert kept.entries["Pagoda"].median("tok_s") == 2.0
 
 
-def test_only_the_part_between_the_marks_is_rewritten(tmp_path):
+PAGE = """before
+<!-- measured: a CPU, avx2 -->
+old
+<!-- /measured: a CPU, avx2 -->
+after
+"""
+
+
+def test_tables_of_the_same_processor_are_replaced(tmp_path):
     path = tmp_path / "cpu.md"
-    path.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
-    rewrite(path, "new\n")
-    assert path.read_text() == ("before\n<!-- measured -->\n\nnew\n\n<!-- /measured -->\nafter\n")
+    path.write_text(PAGE)
+    rewrite(path, "a CPU, avx2", "new\n")
+    assert path.read_text() == PAGE.replace("old\n", "\nnew\n\n")
+
+
+def test_those_of_another_processor_stay(tmp_path):
+    path = tmp_path / "cpu.md"
+    path.write_text(PAGE)
+    other = "<!-- measured: a CPU, avx512 -->\n\n{}\n\n<!-- /measured: a CPU, avx512 -->\n"
+    for text in ("first", "second"):
+        rewrite(path, "a CPU, avx512", f"{text}\n")
+        assert path.read_text() == PAGE.replace("after", f"\n{other.format(text)}after")
