@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.peers import plan
-from bench.peers.contenders import CONTENDERS, Contender, ik_contenders
-from bench.peers.models import BIG_FILES, GGUF_FILES
+from bench.peers.contenders import (
+    CONTENDERS,
+    VECTOR_CONTENDERS,
+    Contender,
+    ik_contenders,
+)
+from bench.peers.models import BIG_FILES, GGUF_FILES, VECTOR_FILES
 from bench.peers.paths import RESULTS, ROOT
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Results
@@ -62,10 +67,11 @@ def _sections(choice: Choice, size: plan.Size, threads: int) -> "Iterator[plan.S
 
 def _choose(words: list[str], ik_source: Path | None) -> Choice:
     """Words of one kind limit that kind; a kind without a word is taken whole."""
-    contenders = (*CONTENDERS, *(ik_contenders(ik_source) if ik_source else ()))
+    of_texts = (*CONTENDERS, *(ik_contenders(ik_source) if ik_source else ()))
+    contenders = (*of_texts, *VECTOR_CONTENDERS)
     kinds = {
         "measures": plan.MEASURES,
-        "files": (*GGUF_FILES, *BIG_FILES),
+        "files": (*GGUF_FILES, *BIG_FILES, *VECTOR_FILES),
         "peers": tuple(dict.fromkeys(one.name for one in (*contenders, *KINDS))),
     }
     known = [name for names in kinds.values() for name in names]

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.peers import environments
 from bench.peers.environments import Environment
 from bench.peers.ik_llama import ik_library, ik_version
-from bench.peers.models import BIG_FILES, GGUF_FILES, model_path
+from bench.peers.models import BIG_FILES, GGUF_FILES, VECTOR_FILES, model_path
 from bench.peers.worker import Worker
 
 PAGODA = "Pagoda"
@@ -53,6 +53,18 @@ CONTENDERS = (
     ),
     Contender(
         "onnxruntime-genai", "onnxruntime_worker.py", environments.ORT, ("q4_1",), own_file="onnx"
+    ),
+)  # fmt: skip
+
+VECTOR_CONTENDERS = (
+    Contender(PAGODA, "pagoda_vectors_worker.py", None, VECTOR_FILES),
+    Contender(
+        "sentence-transformers", "vectors_worker.py", environments.VECTORS, VECTOR_FILES,
+        flags=lambda: ("--backend", "torch"),
+    ),
+    Contender(
+        "onnxruntime", "vectors_worker.py", environments.VECTORS, VECTOR_FILES,
+        flags=lambda: ("--backend", "onnx"),
     ),
 )  # fmt: skip
 

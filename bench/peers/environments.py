@@ -105,6 +105,10 @@ ORT = Environment(
     "ort",
     ("onnxruntime-genai==0.18.0", "onnx", "onnx_ir", _TORCH, "transformers==5.23.0"),
 )
+# optimum brings the transformers that it fits.
+VECTORS = Environment(
+    "vectors", ("sentence-transformers[onnx]==5.7.0", "onnxruntime==1.32.0", _TORCH)
+)
 
 
 def vllm_variables(threads: int) -> dict[str, str]:

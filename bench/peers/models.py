@@ -10,6 +10,7 @@ from bench.peers.random_models import FORMATS, SHAPES, write_random_model
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.served.text_side import fetch_model
 from pagoda.weights.files import open_model
+from pagoda.weights.hub.models import pull
 
 GGUF_FILES = ("q4_1", "q8_0", "q4_0", "q4_k_m", "q6_k", "bf16")
 """The default model: as it comes, and as llama.cpp's quantizer makes it from that."""
@@ -17,12 +18,16 @@ BIG_FILES = (
     *(f"1.7b_{storage}" for storage in FORMATS), "8b_q4_k_m", "8b_q8_0", "30b-a3b_q4_k_m",
 )  # fmt: skip
 """Random weights in shapes that no cache holds."""
+VECTOR_FILES = ("minilm",)
+"""Encoders, which make vectors of texts."""
 
 
 def model_path(name: str) -> Path:
     """A file or folder. Raises SetupError where what makes it cannot be had."""
     if name == "q4_1":
         return Path(fetch_model(ModelConfig()).model)
+    if name in VECTOR_FILES:
+        return pull(name)
     path = MODELS / (name if name in ("hf", "onnx") else f"{name}.gguf")
     if not path.exists():
         MODELS.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,8 @@ from bench.peers import processes, servers
 from bench.peers.accuracy import divergences
 from bench.peers.contenders import PAGODA, Contender
 from bench.peers.environments import SetupError
-from bench.peers.models import BIG_FILES, model_path, streamed_bytes
+from bench.peers.models import BIG_FILES, VECTOR_FILES, model_path, streamed_bytes
+from bench.peers.paths import ROOT
 from bench.peers.results import Entry, Section
 from bench.peers.rounds import Outcome, alternate
 from bench.peers.servers import Server, ServerKind
@@ -22,7 +23,7 @@ from pagoda.kernels import cpu
 _SPEEDS = ("decode", "prefill", "decode16")
 _LONG = ("prefill4k", "depth")
 SERVER_MEASURES = ("served", "startup", "memory")
-MEASURES = (*_SPEEDS, *_LONG, "kl", *SERVER_MEASURES)
+MEASURES = (*_SPEEDS, *_LONG, "kl", "vectors", *SERVER_MEASURES)
 READ = "read"
 """The entry of the machine itself: a buffer of the weights' size, read by Pagoda's threads."""
 
@@ -38,6 +39,8 @@ class Size:
     depths: tuple[int, int] = (128, 4096)
     depth_tokens: int = 64
     texts: int = 20
+    vectors: int = 256
+    """Texts."""
     requests: int = 64
     concurrencies: tuple[int, ...] = (1, 4, 16)
 
@@ -48,12 +51,14 @@ class Size:
 FULL = Size()
 QUICK = Size(
     rounds=1, decode=16, prefill=64, long_prefill=256, batch=(16, 32, 8), depths=(128, 512),
-    depth_tokens=8, texts=1, requests=16,
+    depth_tokens=8, texts=1, vectors=16, requests=16,
 )  # fmt: skip
 
 
 def measures_of(file: str) -> tuple[str, ...]:
     """Contexts are a matter of attention and not of the file; random weights have no accuracy."""
+    if file in VECTOR_FILES:
+        return ("vectors",)
     if file in BIG_FILES:
         return _SPEEDS
     return (*_SPEEDS, *_LONG, "kl") if file == "q4_1" else (*_SPEEDS, "kl")
@@ -164,7 +169,7 @@ def _run(
     entrants = dict(workers)
     if measure == "decode" and PAGODA in workers:
         entrants[READ] = workers[PAGODA]
-    weights = streamed_bytes(path)
+    weights = streamed_bytes(path) if READ in entrants else 0
 
     def turn(name: str, worker: Worker, _: int) -> dict[str, Any]:
         if name == READ:
@@ -185,7 +190,20 @@ def _question(measure: str, size: Size) -> Callable[[Worker], dict[str, float]]:
             worker.ask("batch_decode", requests=requests, prompt=prompt, tokens=tokens)
         ),
         "depth": lambda worker: _depth(worker, size),
+        "vectors": lambda worker: _vectors(worker, paragraphs(size.vectors)),
     }[measure]
+
+
+def paragraphs(count: int) -> list[str]:
+    """Texts of 100 to 900 characters, from Pagoda's own documentation."""
+    pages = [page.read_text() for page in sorted((ROOT / "docs").glob("*.md"))]
+    found = [" ".join(text.split()) for page in pages for text in page.split("\n\n")]
+    return [text for text in found if 100 <= len(text) <= 900][:count]
+
+
+def _vectors(worker: Worker, texts: list[str]) -> dict[str, float]:
+    answer = worker.ask("vectors", texts=texts)
+    return {"texts_s": len(texts) / answer["seconds"], "vector": answer["vector"]}
 
 
 def _speed(answer: dict[str, float]) -> dict[str, float]:
@@ -210,11 +228,12 @@ def processor() -> str:
 
 def _section(measure: str, file: str, threads: int) -> Section:
     path = model_path(file or "q4_1")
+    weights = 0 if file in VECTOR_FILES else streamed_bytes(path)
     facts = cpu_facts()
     machine = f"{processor()}, {facts.num_threads} cores, {format_bytes(facts.total_memory)}"
     return Section(
         measure, file, time.strftime("%Y-%m-%d"), machine, threads, {},
-        streamed_bytes=streamed_bytes(path), file_bytes=path.stat().st_size,
+        streamed_bytes=weights, file_bytes=path.stat().st_size,
     )  # fmt: skip
 
 

@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from bench.peers.contenders import PAGODA
 from bench.peers.plan import MEASURES, READ
 from bench.peers.results import Entry, Results, Section
@@ -17,6 +19,7 @@ _TITLES = {
     "decode16": "Decoding, 16 requests of 128 + 128 tokens",
     "depth": "What context costs",
     "kl": "Accuracy",
+    "vectors": "Vectors of 256 texts",
     "served": "Served",
     "startup": "Start-up",
     "memory": "Memory",
@@ -107,6 +110,26 @@ def _accuracy(sections: Sequence[Section]) -> str:
                    _RATIO], rows)  # fmt: skip
 
 
+def _vectors(sections: Sequence[Section]) -> str:
+    rows = []
+    for section in sections:
+        first = next((e for e in section.entries.values() if e.samples), None)
+        for name, entry in section.entries.items():
+            if entry.error or first is None:
+                rows.append([section.file, name, f"not measured: {entry.error}"])
+                continue
+            speeds = entry.values("texts_s")
+            alike = np.dot(entry.samples[0]["vector"], first.samples[0]["vector"])
+            rows.append(
+                [
+                    section.file, name, f"{entry.median('texts_s'):.0f}", _range(speeds, 0),
+                    _ratio(section, entry, "texts_s", max), f"{alike:.5f}",
+                ]
+            )  # fmt: skip
+    return _table(["file", "engine", "texts/s", "range", _RATIO,
+                   "cosine of the first vector to the first engine's"], rows)  # fmt: skip
+
+
 def _served(sections: Sequence[Section]) -> str:
     keys = ("ttft_p50", "ttft_p99", "itl_p50", "itl_p99")
     rows = []
@@ -166,6 +189,7 @@ _TABLES = {
     "decode16": _speeds,
     "depth": _depth,
     "kl": _accuracy,
+    "vectors": _vectors,
     "served": _served,
     "startup": _startup,
     "memory": _memory,

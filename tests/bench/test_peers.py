@@ -11,6 +11,7 @@ import pytest
 from bench.peers import processes
 from bench.peers.__main__ import _choose
 from bench.peers.environments import SetupError, run_logged
+from bench.peers.plan import paragraphs
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Entry, Results, Section
 from bench.peers.rounds import alternate
@@ -121,6 +122,20 @@ def test_a_ratio_is_to_the_peer_that_did_best():
     assert "| q4_1 | ik_llama.cpp | 150 | 150-150 | 1.00 |" in text
     assert "| q4_1 | llama.cpp | 100 | 100-100 | 0.67 |" in text
     assert "| q4_1 | Pagoda | 5.00 | 7.00 | 2.00 | 2.00-2.00 | 0.50 |" in text
+
+
+def test_vectors_are_compared_too():
+    results = Results()
+    entries = {
+        name: Entry([{"texts_s": speed, "vector": vector}])
+        for name, speed, vector in (("Pagoda", 300.0, [0.6, 0.8]), ("other", 200.0, [0.8, 0.6]))
+    }
+    results.add(section("vectors", **entries))
+    text = tables(results, "a CPU, avx2")
+    assert "| q4_1 | Pagoda | 300 | 300-300 | 1.50 | 1.00000 |" in text
+    assert "| q4_1 | other | 200 | 200-200 | 1.00 | 0.96000 |" in text
+    texts = paragraphs(256)
+    assert len(set(texts)) == 256 and all(100 <= len(one) <= 900 for one in texts)
 
 
 def test_ik_takes_part_where_its_sources_are_given(tmp_path):

@@ -32,6 +32,7 @@ def serve(start: Callable[[argparse.Namespace], Any]) -> None:
     parser.add_argument("--library")
     parser.add_argument("--library-version", default="")
     parser.add_argument("--repack", action="store_true")
+    parser.add_argument("--backend", default="")
     contender = start(parser.parse_args())
     print(json.dumps({"version": contender.version, "flags": contender.flags}), file=answers)
     for line in sys.stdin:
