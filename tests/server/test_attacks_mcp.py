@@ -15,7 +15,6 @@ from pagoda.server.errors import ApiError
 from pagoda.server.mcp import connection as connection_module
 from pagoda.server.mcp.addresses import Reach, check_url, reach_of
 from pagoda.server.mcp.http import BoundedTransport
-from pagoda.server.mcp.hub import Hub
 from pagoda.server.mcp.limits import (
     MAX_REPLY_BYTES,
     MAX_SCHEMA_BYTES,
@@ -24,6 +23,7 @@ from pagoda.server.mcp.limits import (
     MAX_VALUES,
 )
 from pagoda.server.mcp.protocol import NamedUrl
+from pagoda.server.toolhub import ToolHub
 from tests.server.mcp_server import Thread
 
 PUBLIC = ["93.184.215.14", "2606:2800:21f:cb07:6820:80da:af6b:8b2c"]
@@ -166,9 +166,9 @@ class hostile:  # noqa: N801  # reads as the function that it stands for
         self._answer = answer
         self._seen: list[str] = []
 
-    async def __aenter__(self) -> tuple[Hub, NamedUrl, list[str]]:
+    async def __aenter__(self) -> tuple[ToolHub, NamedUrl, list[str]]:
         self._thread = Thread(self._app)
-        self._hub = Hub([], Reach(True))
+        self._hub = ToolHub([], Reach(True))
         url = self._thread.address + "/mcp"
         return self._hub, NamedUrl(id="0123456789", name="evil", url=url), self._seen
 

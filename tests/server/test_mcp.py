@@ -17,9 +17,9 @@ import pytest
 from pagoda.config.mcp import ProgramServer
 from pagoda.config.server import ServerConfig
 from pagoda.server.errors import ApiError
-from pagoda.server.mcp import hub as hub_module
+from pagoda.server.mcp import servers as servers_module
 from pagoda.server.mcp.addresses import Reach
-from pagoda.server.mcp.hub import Hub
+from pagoda.server.toolhub import ToolHub
 from tests.server.conftest import RunningServer, wait_until
 from tests.server.fakes import FakeClient
 from tests.server.mcp_server import PNG, make_server, over_http
@@ -183,9 +183,9 @@ async def test_a_program_that_keeps_dying_is_given_pauses(monkeypatch) -> None:
         pauses.append(seconds)
         await sleep(0)
 
-    hub = Hub([ProgramServer("gone", sys.executable, ("-c", "pass"))], Reach(True))
-    monkeypatch.setattr(hub_module.asyncio, "sleep", paused)
-    monkeypatch.setattr(hub_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
+    hub = ToolHub([ProgramServer("gone", sys.executable, ("-c", "pass"))], Reach(True))
+    monkeypatch.setattr(servers_module.asyncio, "sleep", paused)
+    monkeypatch.setattr(servers_module, "time", SimpleNamespace(monotonic=lambda: 1000.0))
     for _ in range(8):
         with pytest.raises(ApiError, match="ended with exit code 0"):
             await hub.tools("gone")
@@ -194,7 +194,7 @@ async def test_a_program_that_keeps_dying_is_given_pauses(monkeypatch) -> None:
 
 
 async def test_a_program_that_is_not_there() -> None:
-    hub = Hub([ProgramServer("none", "/no/such/program")], Reach(True))
+    hub = ToolHub([ProgramServer("none", "/no/such/program")], Reach(True))
     with pytest.raises(ApiError, match="cannot be started: No such file") as raised:
         await hub.tools("none")
     assert raised.value.status == 502
@@ -206,7 +206,7 @@ async def test_a_program_ends_with_all_that_it_started(tmp_path) -> None:
     child = "trap '' TERM; echo $$ > child; while :; do sleep 1; done"
     script = f'cd {tmp_path}; sh -c "$0" & echo $$ > parent; exec "$@"'
     server = ProgramServer("shop", "sh", ("-c", script, child, *PROGRAM))
-    hub = Hub([server], Reach(True))
+    hub = ToolHub([server], Reach(True))
     await hub.tools("shop")
     files = [tmp_path / "parent", tmp_path / "child"]
     while not all(file.exists() and file.read_text().strip() for file in files):
@@ -236,7 +236,7 @@ async def test_what_a_program_prints_is_in_the_log_and_bounded(caplog, monkeypat
         "from tests.server.mcp_server import make_server\n"
         "make_server().run()\n"
     )
-    hub = Hub([ProgramServer("loud", sys.executable, ("-c", shout))], Reach(True))
+    hub = ToolHub([ProgramServer("loud", sys.executable, ("-c", shout))], Reach(True))
     with caplog.at_level("INFO", logger="pagoda"):
         assert len((await hub.tools("loud")).tools) == 6
         await hub.close()

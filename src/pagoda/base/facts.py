@@ -10,7 +10,7 @@ class MemoryNode(NamedTuple):
     """CPUs that this process may use, and that are beside the same memory."""
 
     number: int
-    """Of the memory, as Linux counts them."""
+    """Linux's number of that memory."""
     cores: tuple[tuple[int, ...], ...]
     """Each with its hardware threads."""
 
@@ -38,7 +38,7 @@ class DeviceFacts:
     packed_storages: frozenset[str] = frozenset()
     """Storage formats that the device's kernels compute with bit for bit as they are stored."""
     nodes: tuple[MemoryNode, ...] = ()
-    """Of a CPU: its memories; none where they are not known."""
+    """A CPU's memories; none where they are not known, and of a GPU."""
     attention_libraries: frozenset[str] = frozenset()
     """On a GPU: external kernels for attention that can be used, by their backends' names."""
 

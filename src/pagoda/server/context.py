@@ -30,9 +30,9 @@ from pagoda.server.filetools.builtin import Builtin
 from pagoda.server.library.fetches import Fetches
 from pagoda.server.library.plans import Plans
 from pagoda.server.mcp.addresses import reach_of
-from pagoda.server.mcp.hub import Hub
 from pagoda.server.metrics import Metrics
 from pagoda.server.replies.generation import Generation
+from pagoda.server.toolhub import ToolHub
 
 LEASES = "pagoda.leases"
 """Where a request's scope has the models that it keeps loaded."""
@@ -54,7 +54,7 @@ class Context:
     fetches: Fetches = field(default_factory=Fetches)
     advice: InitVar[Advice | None] = None
     plans: Plans = field(init=False)
-    mcp: Hub = field(init=False)
+    mcp: ToolHub = field(init=False)
     starting: EngineProgress | None = None
     """How far the first engine's start is."""
     began: float = field(default_factory=time.monotonic)
@@ -63,7 +63,7 @@ class Context:
 
     def __post_init__(self, advice: Advice | None) -> None:
         self.plans = Plans(advice)
-        self.mcp = Hub(
+        self.mcp = ToolHub(
             read_mcp_config(self.config.mcp_config),
             reach_of(self.config),
             Builtin(tool_names(self.config.tools)),

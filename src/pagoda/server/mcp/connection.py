@@ -1,7 +1,7 @@
 """One connection to an MCP server, through the protocol's own SDK.
 
 Imports the SDK, which takes most of a second and 25 MB: nothing imports this before a server is
-used (`hub.py`).
+used (`servers.py`).
 """
 
 import asyncio

@@ -13,7 +13,6 @@ from pagoda.server.context import Context, context_of
 from pagoda.server.errors import to_api_error
 from pagoda.server.http1 import ChunkWriter
 from pagoda.server.library.wanted import check_open, why_closed
-from pagoda.server.mcp.hub import Hub, ReadyCall
 from pagoda.server.mcp.protocol import (
     McpBody,
     McpCallBody,
@@ -25,6 +24,7 @@ from pagoda.server.mcp.protocol import (
 from pagoda.server.openapi import describe
 from pagoda.server.replies.respond import counted, json_reply
 from pagoda.server.replies.sse import SseResponse, data_event, until_disconnected
+from pagoda.server.toolhub import ReadyCall, ToolHub
 
 router = APIRouter()
 
@@ -69,7 +69,7 @@ async def call(request: Request) -> Response:
     return _CallStream(ready, body, context)
 
 
-def _hub(context: Context) -> Hub:
+def _hub(context: Context) -> ToolHub:
     check_open(context.config)
     return context.mcp
 

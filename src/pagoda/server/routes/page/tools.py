@@ -17,7 +17,6 @@ from pagoda.server.errors import ApiError, to_api_error
 from pagoda.server.filetools.builtin import STREAMED, Builtin
 from pagoda.server.http1 import ChunkWriter
 from pagoda.server.library.wanted import check_open
-from pagoda.server.mcp.hub import Hub
 from pagoda.server.mcp.protocol import (
     McpTool,
     ServerTool,
@@ -31,6 +30,7 @@ from pagoda.server.mcp.protocol import (
 from pagoda.server.openapi import describe
 from pagoda.server.replies.respond import counted, json_reply
 from pagoda.server.replies.sse import SseResponse, data_event, until_disconnected
+from pagoda.server.toolhub import ToolHub
 
 router = APIRouter()
 _log = get_logger(__name__)
@@ -125,7 +125,7 @@ class _OutputStream(SseResponse):
         await send({"type": "http.response.body", "body": data_event(done), "more_body": False})
 
 
-async def _mcp_answer(hub: Hub, body: ServerToolBody) -> ToolAnswer:
+async def _mcp_answer(hub: ToolHub, body: ServerToolBody) -> ToolAnswer:
     async for name, server, tool in _mcp_tools(hub, body.tool):
         if name != body.tool:
             continue
@@ -140,10 +140,10 @@ async def _mcp_answer(hub: Hub, body: ServerToolBody) -> ToolAnswer:
     )
 
 
-async def _mcp_tools(hub: Hub, wanted: str = "") -> AsyncIterator[tuple[str, str, McpTool]]:
+async def _mcp_tools(hub: ToolHub, wanted: str = "") -> AsyncIterator[tuple[str, str, McpTool]]:
     """Each tool's name here, its server and itself; with `wanted` those of servers alone that the
     name may be of."""
-    names = [one.name for one in hub.configured()]
+    names = [one.name for one in hub.servers.configured()]
     names = [name for name in names if wanted.startswith(f"{name}_" if wanted else "")]
     found = await asyncio.gather(*map(hub.tools, names), return_exceptions=True)
     seen: set[str] = set()
@@ -165,7 +165,7 @@ def _told(name: str, tool: McpTool, kind: Any) -> ServerTool:
     return ServerTool(tool.title, name, ToolDefinition(function), kind, {"write": tool.writes})
 
 
-def _hub(context: Context) -> Hub:
+def _hub(context: Context) -> ToolHub:
     check_open(context.config)
     if context.config.mcp_config is None and not context.config.tools:
         raise ApiError(

@@ -1,5 +1,4 @@
-"""What offers tools to the chat page: MCP servers, with a connection to each that is used, and the
-built-in tools.
+"""MCP servers, with a connection to each that is used.
 
 The SDK of the protocol is imported when the first one is, in a thread.
 """
@@ -11,28 +10,24 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger
 from pagoda.config.mcp import McpServer, ProgramServer, UrlServer
 from pagoda.server.errors import ApiError
-from pagoda.server.filetools.builtin import Builtin
 from pagoda.server.mcp.addresses import Reach, check_url
 from pagoda.server.mcp.limits import IDLE_SECONDS, MAX_CONNECTIONS
-from pagoda.server.mcp.protocol import ConfiguredServer, McpResult, McpTool, McpTools, NamedUrl
+from pagoda.server.mcp.protocol import ConfiguredServer, McpResult, McpTools, NamedUrl
 from pagoda.server.mcp.tools import listed, result_of
 
 if TYPE_CHECKING:
     from mcp.shared.dispatcher import ProgressFnT
 
-    from pagoda.server.filetools.shell import Watch
     from pagoda.server.mcp.connection import Connection
 
 _log = get_logger(__name__)
 
-BUILT_IN = "built-in"
-"""What names the built-in tools among servers, unless the file has a server of this name."""
 _MAX_TITLE = 200
 _MAX_PAUSE = 30.0
 """Seconds from one start of a program to the next, at most."""
@@ -44,19 +39,15 @@ MISSING = (
 )
 
 
-class Hub:
-    def __init__(self, servers: Sequence[McpServer], reach: Reach, builtin: Builtin | None = None):
-        self.builtin = builtin or Builtin(())
+class McpServers:
+    """Those of the file, and those that pages name by their URLs."""
+
+    def __init__(self, servers: Sequence[McpServer], reach: Reach):
         self._configured = {server.name: _Slot(server, None) for server in servers}
         self._reach = reach
         self._named: dict[str, _Slot] = {}
         """Servers that pages named, the last used one last."""
         self._closing: set[asyncio.Task[None]] = set()
-
-    def offered(self) -> list[ConfiguredServer]:
-        """The built-in tools where there are any, then the servers of the file."""
-        own = [ConfiguredServer(BUILT_IN, "built-in")] if self._is_builtin(BUILT_IN) else []
-        return own + self.configured()
 
     def configured(self) -> list[ConfiguredServer]:
         return [
@@ -68,43 +59,20 @@ class Hub:
 
     async def tools(self, which: str | NamedUrl) -> McpTools:
         """What a server offers, connecting to it if need be. ApiError says why it cannot."""
-        if self._is_builtin(which):
-            return McpTools(BUILT_IN, self.builtin.tools())
         found, _ = await self._slot(which).list()
         return found
 
-    async def checked(self, which: str | NamedUrl, name: str, digest: str) -> "ReadyCall":
-        """A tool that is still as it was agreed to; ApiError 404 or 409 where it is not."""
-        call: ReadyCall
-        if self._is_builtin(which):
-            tool = _named(name, self.builtin.tools())
-            call = _BuiltinCall(self.builtin, name)
-        else:
-            slot = self._slot(which)
-            found, connection = await slot.list()
-            tool = _named(name, found.tools)
-            call = _McpCall(slot, connection, name)
-        if tool is None:
-            raise ApiError(
-                404, f"The MCP server has no tool {name[:128]!r} any more.", param="tool"
-            )
-        if tool.digest != digest:
-            raise ApiError(
-                409,
-                f"The tool {name!r} is not what was agreed to: its description or its arguments "
-                "have changed. List the tools again, and ask again.",
-                param="digest",
-            )
-        return call
+    async def ready(self, which: str | NamedUrl, tool: str) -> "tuple[McpTools, McpCall]":
+        """As `tools`, and what calls the one of this name."""
+        slot = self._slot(which)
+        found, connection = await slot.list()
+        return found, McpCall(slot, connection, tool)
 
     async def close(self) -> None:
         """End every connection and every program."""
         slots = [*self._configured.values(), *self._named.values()]
         self._named.clear()
         await asyncio.gather(*(slot.drop() for slot in slots), *self._closing)
-
-    def _is_builtin(self, which: str | NamedUrl) -> bool:
-        return which == BUILT_IN and which not in self._configured and bool(self.builtin.tools())
 
     def _slot(self, which: str | NamedUrl) -> "_Slot":
         if isinstance(which, str):
@@ -133,43 +101,19 @@ class Hub:
                 task.add_done_callback(self._closing.discard)
 
 
-class ReadyCall(Protocol):
-    """A call whose tool was checked just now."""
+class McpCall:
+    """A tool of a server that is connected to."""
 
-    async def perform(
-        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
-    ) -> McpResult:
-        """ApiError where it fails; who cancels it cancels the call there, too. `watch` gets the
-        output of a command as it comes."""
-
-
-def _named(name: str, tools: Sequence[McpTool]) -> McpTool | None:
-    return next((tool for tool in tools if tool.name == name), None)
-
-
-class _BuiltinCall:
-    def __init__(self, builtin: Builtin, tool: str):
-        self._builtin = builtin
-        self._tool = tool
-
-    async def perform(
-        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
-    ) -> McpResult:
-        answer = await self._builtin.call(self._tool, arguments, watch=watch)
-        text = answer.get("plain_text_response", answer.get("error"))
-        told = json.dumps(answer, ensure_ascii=False) if text is None else text
-        return McpResult(told, [], is_error="error" in answer)
-
-
-class _McpCall:
     def __init__(self, slot: "_Slot", connection: "Connection", tool: str):
         self._slot = slot
         self._connection = connection
         self._tool = tool
 
     async def perform(
-        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: "Watch | None" = None
+        self, arguments: dict[str, Any], progress: "ProgressFnT", watch: object = None
     ) -> McpResult:
+        """ApiError where it fails; who cancels it cancels the call there, too. Output comes with
+        the result alone."""
         with self._slot.using():
             try:
                 result = await self._connection.call(self._tool, arguments, progress)
