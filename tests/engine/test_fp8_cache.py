@@ -54,7 +54,7 @@ class RoundingCache(DynamicCache):
 def logprobs_of(reference, ids: list[int], kind: torch.dtype | None) -> torch.Tensor:
     """[tokens, vocabulary]"""
     cache = None if kind is None else RoundingCache(reference.config, kind)
-    logits = reference(torch.tensor([ids]), past_key_values=cache).logits[0]
+    logits = reference(torch.tensor([ids]), cache=cache).logits[0]
     return logits.log_softmax(-1)
 
 

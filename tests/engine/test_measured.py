@@ -52,7 +52,7 @@ class FakeGpu(CpuDevice):
 
         return lambda: make
 
-    def set_threads(self, count: int, *, packed: bool = False) -> None:
+    def set_threads(self, count: int, **options: object) -> None:
         pass
 
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -247,7 +248,10 @@ def test_bits_do_not_depend_on_steps_or_batch(form, chunks):
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_states_behind_drafts_are_those_of_single_steps(form, in_place):
-    """Bit for bit, of both ops; the first one may go where the step reads from."""
+    """Bit for bit, of both ops; the first one may go where the step reads from. (But for torch's
+    sigmoid, whose last bit depends on where in a tensor a number stands.)"""
+    off = 1e-6 if form == "ref" else 0
+    same = partial(torch.testing.assert_close, rtol=off, atol=off)
     ops = _Reference() if form == "ref" else CpuOps(native.Native(form[1], form[0]))
     count, weight, rule = 5, torch.randn(4, 2 * 2 * 24 + 4 * 48), Rule(5, 2, 4, 24, 48)
     ints = lambda *values: torch.tensor(values, dtype=torch.int32)  # noqa: E731
@@ -268,8 +272,8 @@ def test_states_behind_drafts_are_those_of_single_steps(form, in_place):
             ops.causal_conv(rule.qkv[rows], weight, alone_conv, slots),
             rule.run(ops, alone, slots, rows),
         ))  # fmt: skip
-        assert torch.equal(cache[place], alone[1])
-        assert torch.equal(conv[place], alone_conv[1])
+        same(cache[place], alone[1])
+        same(conv[place], alone_conv[1])
     if form != "ref":
         for whole, parts in zip(out, zip(*said, strict=True), strict=True):
             assert torch.equal(whole, torch.cat(parts))

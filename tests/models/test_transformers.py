@@ -192,8 +192,8 @@ def test_dynamic_scaling_equals_transformers_token_by_token(tmp_path):
     cache, expected = None, []
     with torch.inference_mode():
         for token in ids:
-            out = reference(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = reference(torch.tensor([[token]]), cache=cache, use_cache=True)
+            cache = out.cache
             expected.append(out.logits[0, -1])
     logits = Driver(model).run(ids, chunk=16)
     torch.testing.assert_close(logits, torch.stack(expected), rtol=0, atol=1e-4)

@@ -49,6 +49,10 @@ def is_final(name: str, kind: Any) -> bool:
         return "auto" not in (known := choices().get(name, ())) and bool(known)
     if get_origin(kind) is Literal:
         return "auto" not in get_args(kind)
+    if get_origin(kind) is tuple:
+        return all(is_final(name, one) for one in get_args(kind) if one is not Ellipsis)
+    if isinstance(kind, type) and issubclass(kind, tuple):
+        return all(is_final(*field) for field in get_type_hints(kind).items())
     return kind in (int, float, bool) or (name in OPTIONS and type(None) in get_args(kind))
 
 
@@ -57,6 +61,7 @@ def test_every_field_has_its_final_type():
     assert {"dtype", "threads", "max_model_len", "image_max_tokens", "device"} <= found.keys()
     assert not {name: kind for name, kind in found.items() if not is_final(name, kind)}
     assert not is_final("dtype", str) and not is_final("threads", int | None)
+    assert not is_final("nodes", tuple[int | None, ...])
     assert not is_final("max_num_seqs", int | str)
 
 

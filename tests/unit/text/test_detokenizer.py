@@ -43,7 +43,8 @@ def test_one_token_at_a_time_gives_the_whole_text(kind: str, text: str, skip: bo
     pieces = pieces_of(tokenizer, ids, list(range(len(ids))), skip_special_tokens=skip)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
     if skip:
-        assert "".join(pieces) == text
+        # SentencePiece writes spaces as "▁", and cannot tell one from the other.
+        assert "".join(pieces) == (text if kind == "byte-level" else text.replace("▁", " "))
 
 
 @kinds
