@@ -76,6 +76,8 @@ def test_every_value_is_of_its_type(device):
                 check(part)
             elif get_origin(hint) is Literal:
                 assert part in get_args(hint), name
+            elif get_origin(hint) is tuple:
+                assert all(isinstance(one, get_args(hint)[0]) for one in part), name
             else:
                 assert isinstance(part, hint), name
 
