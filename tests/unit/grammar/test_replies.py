@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pagoda.text.grammar.calls import CallSpec
+from pagoda.text.grammar.calls import MOST_CALLS, CallSpec
 from pagoda.text.grammar.reply import CallRule, reply_grammar
 from pagoda.text.parsers.select import FAMILIES
 from tests.unit.grammar.bytes_vocabulary import ByteGrammars
@@ -149,6 +149,18 @@ def test_several_calls_only_where_they_are_wanted():
     twice = f"{CALLS['hermes']}\n{CALLS['hermes']}"
     assert family.accepts(twice, calls=REQUIRED)
     assert not family.accepts(twice, calls=CallRule([WEATHER], required=True, several=False))
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_calls_that_are_required_come_to_an_end(name):
+    """Or a small model writes one again and again, until the context is full."""
+    family = Family(name, special=False)
+    form = family.family.form.calls
+    call = CALLS[name].removeprefix(form.before).removesuffix(form.after)
+    for count in (MOST_CALLS, MOST_CALLS + 1):
+        many = form.before + form.between.join([call] * count) + form.after
+        fits = count <= (1 if form.single else MOST_CALLS)
+        assert family.accepts(many, calls=REQUIRED) == fits
 
 
 def test_calls_or_an_answer():

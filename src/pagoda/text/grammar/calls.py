@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from pagoda.text.grammar.rules import Rules, either, repeated
 
+MOST_CALLS = 32
+"""Calls of a reply that has to call: small models write the same one again and again."""
 LENIENT = {"lenient": True}
 """Keywords that are not known are passed over."""
 # Counting takes a state of the lexer per character.
@@ -77,10 +79,10 @@ class CallForm:
         return f"{self.head}{call.name}{self.middle}{call.arguments}{marked}{self.tail}"
 
     def calls(self, rules: Rules, tools: Sequence[CallSpec], *, several: bool) -> str:
-        """One call or more, and nothing else."""
+        """One call, or up to `MOST_CALLS`, and nothing else."""
         call = self._call(rules, tools, self.head)
         several = several and not self.single
-        more = repeated(f"{rules.literal(self.between)} {call}") if several else ""
+        more = repeated(f"{rules.literal(self.between)} {call}", MOST_CALLS - 1) if several else ""
         return f"{rules.literal(self.before)} {call} {more} {rules.literal(self.after)}"
 
     def calls_in_text(self, rules: Rules, tools: Sequence[CallSpec]) -> str:

@@ -106,8 +106,9 @@ def optional(expression: str) -> str:
     return f"({expression})?"
 
 
-def repeated(expression: str) -> str:
-    return f"({expression})*"
+def repeated(expression: str, most: int | None = None) -> str:
+    """Any number of times, or up to `most` times."""
+    return f"({expression})*" if most is None else f"({expression}){{0,{most}}}"
 
 
 def either(*expressions: str) -> str:
