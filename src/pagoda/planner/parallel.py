@@ -109,9 +109,12 @@ def _layer(layer: LayerSpec, size: int) -> LayerSpec:
 def _attention(spec: AttentionSpec, size: int) -> AttentionSpec:
     heads, kv_heads = spec.num_heads, spec.num_kv_heads
     if kv_heads < size and size % kv_heads:
+        fits = [
+            n for n in range(1, heads + 1) if not (heads % n or (kv_heads % n and n % kv_heads))
+        ]
         raise ConfigError(
-            f"{kv_heads} KV heads cannot be repeated over {size} devices; choose a "
-            f"--tensor-parallel-size that is a multiple of {kv_heads}."
+            f"{kv_heads} KV heads cannot be repeated over {size} devices; the heads of this model "
+            f"allow a --tensor-parallel-size of {', '.join(map(str, fits))}."
         )
     shared = 1 if kv_heads < size else _divided(kv_heads, size, "KV heads")
     return replace(spec, num_heads=_divided(heads, size, "attention heads"), num_kv_heads=shared)
