@@ -42,7 +42,7 @@ class Size:
     vectors: int = 256
     """Texts."""
     requests: int = 64
-    concurrencies: tuple[int, ...] = (1, 4, 16)
+    concurrencies: tuple[int, ...] = (1, 4, 16, 64)
 
     def with_rounds(self, rounds: int) -> "Size":
         return replace(self, rounds=rounds)
@@ -124,7 +124,7 @@ def _served(kinds: Sequence[ServerKind], size: Size, threads: int) -> dict[str, 
             outcomes = alternate(
                 running,
                 size.rounds,
-                lambda _, server, turn, c=concurrency: server.load(c, size.requests, turn),
+                lambda _, server, turn, c=concurrency: server.load(c, max(size.requests, 2 * c), turn),
             )
             for name, outcome in outcomes.items():
                 entries[name].error = entries[name].error or outcome.error

@@ -33,7 +33,9 @@ _START_SECONDS = 600.0
 _POOL = 128 << 20
 # Layers, K and V, KV heads, their size and bytes per token of the default model.
 _KV_BYTES_PER_TOKEN = 30 * 2 * 3 * 64 * 2
-_LLAMA_CONTEXT = 16384
+# llama-server shares it out evenly to as many requests as it serves at a time.
+_LLAMA_PARALLEL = 64
+_LLAMA_CONTEXT = _LLAMA_PARALLEL * 512
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ def _pagoda(model: Path, threads: int) -> list[str]:
 
 def _llama(model: Path, threads: int) -> list[str]:
     return [
-        str(llama_server()), "-m", str(model), "--parallel", "16", "-c", str(_LLAMA_CONTEXT),
-        "-t", str(threads),
+        str(llama_server()), "-m", str(model), "--parallel", str(_LLAMA_PARALLEL),
+        "-c", str(_LLAMA_CONTEXT), "-t", str(threads),
     ]  # fmt: skip
 
 

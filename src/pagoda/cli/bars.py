@@ -1,17 +1,21 @@
 """A progress bar that counts."""
 
 import sys
+import time
 from typing import Any
+
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 class CountBar:
-    """`update(done, total)` moves it; nothing is shown where stderr is no terminal."""
+    """`update(done, total)` moves it. Where stderr is no terminal it is a line now and then."""
 
     def __init__(self, what: str, *, show: bool = True):
         self._what = what
-        self._show = show and sys.stderr.isatty()
+        self._show = show
         self._bar: Any = None
         self._task: Any = None
+        self._told = time.monotonic()
 
     def __enter__(self) -> "CountBar":
         return self
@@ -23,11 +27,20 @@ class CountBar:
     def update(self, done: int, total: int) -> None:
         if not self._show:
             return
+        if not sys.stderr.isatty():
+            self._tell(done, total)
+            return
         if self._bar is None:
             self._bar = _new_bar()
             self._bar.start()
             self._task = self._bar.add_task(self._what, total=total)
         self._bar.update(self._task, completed=done)
+
+    def _tell(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._told >= _SECONDS_BETWEEN_LINES:
+            self._told = now
+            print(f"{self._what}: {done} of {total}", file=sys.stderr)
 
 
 def _new_bar() -> Any:
