@@ -70,6 +70,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
     "llama-3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     "mistral": ("MistralForCausalLM", {"sliding_window": None, "head_dim": 64}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
     "mistral3": (
         "Mistral3ForConditionalGeneration",
         {"model_type": "mistral", "sliding_window": None, "head_dim": 32},

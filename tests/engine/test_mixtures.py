@@ -26,6 +26,7 @@ def _save(folder: Path, family: str, sizes: dict):
         ("gpt_oss", tiny.GPT_OSS),
         ("qwen3_5_moe", tiny.QWEN3_5_MOE),
         ("llama4", tiny.LLAMA4),
+        ("mixtral", tiny.MIXTRAL),
     ],
 )
 def test_greedy_texts_are_those_of_transformers(family, sizes, tmp_path):

@@ -18,6 +18,7 @@ MODELS = {
     "llama linear": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}},
     ),
+    "mixtral": ("mixtral", tiny.MIXTRAL),
     "ministral 3": ("ministral3", tiny.MINISTRAL3),
     # llama.cpp has the published models' chunks and scaling alone.
     "llama 4": (
@@ -72,4 +73,11 @@ def test_shards_of_a_merged_layer_may_differ_in_storage(tmp_path):
     reference = tiny.make("llama")
     path = tmp_path / "model.gguf"
     tiny_gguf.write(path, reference, lambda name: Storage[kinds.get(name.split(".")[-2], "BF16")])
+    _check(reference, path)
+
+
+def test_older_files_have_a_tensor_for_each_expert(tmp_path):
+    reference = tiny.make("mixtral", **tiny.MIXTRAL)
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage.Q8_0, stacked=False)
     _check(reference, path)

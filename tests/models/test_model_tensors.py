@@ -16,8 +16,9 @@ from tests.models import tiny
 
 CHANGES = {
     "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
-    "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "qwen3_5": tiny.QWEN3_5,
-    "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE, "qwen3_next": tiny.QWEN3_5_MOE,
+    "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "mixtral": tiny.MIXTRAL,
+    "qwen3_5": tiny.QWEN3_5, "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE,
+    "qwen3_next": tiny.QWEN3_5_MOE,
 }  # fmt: skip
 
 

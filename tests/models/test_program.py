@@ -26,6 +26,7 @@ MODELS = {
     "llama tied, biases": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "mixtral": ("mixtral", tiny.MIXTRAL),
     "mistral 3": ("mistral3", {}),
     "ministral 3": ("ministral3", tiny.MINISTRAL3),
     "llama 4": ("llama4", {**tiny.LLAMA4, "attention_chunk_size": 7, "floor_scale": 5}),

@@ -33,6 +33,7 @@ FAMILIES = {
     "ministral3": tiny.MINISTRAL3,
     "mistral": {"sliding_window": 13},
     "mistral3": {},
+    "mixtral": tiny.MIXTRAL,
     "phi3": {},
     "qwen2": {},
     "qwen3": {"head_dim": 32},

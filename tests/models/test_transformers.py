@@ -63,6 +63,11 @@ CASES = {
     ),
     "mistral": ("mistral", {"sliding_window": None}),
     "mistral window": ("mistral", {"sliding_window": 21}),
+    "mixtral": ("mixtral", tiny.MIXTRAL),
+    "mixtral window": (
+        "mixtral",
+        {**tiny.MIXTRAL, "sliding_window": 21, "num_experts_per_tok": 3, "head_dim": 24},
+    ),
     "mistral 3": ("mistral3", {}),
     "mistral 3 tied": ("mistral3", {"tie_word_embeddings": True}),
     "ministral 3": ("ministral3", tiny.MINISTRAL3),

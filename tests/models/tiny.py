@@ -27,6 +27,8 @@ from transformers import (
     Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -84,6 +86,7 @@ FAMILIES = {
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -130,6 +133,7 @@ LLAMA4 = {
     "intermediate_size_mlp": 96, "attention_chunk_size": 37, "floor_scale": 29,
     "rms_norm_eps": 1e-5,
 }  # fmt: skip
+MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}
 MINISTRAL3 = {
     "head_dim": 16, "rms_norm_eps": 1e-5,
     "rope_parameters": {

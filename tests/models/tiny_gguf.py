@@ -49,21 +49,28 @@ _TENSORS = {
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
-_PERMUTED = ("llama", "smollm3", "granite", "ministral3")
-_MOE = ("qwen3_moe", "gpt_oss", "llama4_text")
+_PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral")
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(("gpt-oss", "gemma4"), {"post_attention_layernorm": "post_attention_norm"})
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
-    "llama4_text": "llama4", "gemma4_text": "gemma4",
+    "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
 
-def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storage]) -> None:
+def write(
+    path: Path,
+    model: PreTrainedModel,
+    storage_of: Callable[[str], Storage],
+    *,
+    stacked: bool = True,
+) -> None:
     """Write `model` to `path` and give it the weights that the file then holds.
 
     `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
+    If not `stacked`, each expert's matrices are tensors of their own.
     """
     arch = _ARCHS.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, arch)
@@ -80,7 +87,12 @@ def write(path: Path, model: PreTrainedModel, storage_of: Callable[[str], Storag
         plain = values.ndim == 1 or name.endswith("bias") or "ffn_gate_inp" in stored_name
         storage = Storage.F32 if plain else storage_of(stored_name)
         raw = gguf.quantize(np.ascontiguousarray(values), storage)
-        writer.add_tensor(stored_name, raw, raw_dtype=storage)
+        if stacked or "_exps." not in stored_name:
+            writer.add_tensor(stored_name, raw, raw_dtype=storage)
+        else:
+            for expert, one in enumerate(raw):
+                own_name = stored_name.replace("_exps", f".{expert}")
+                writer.add_tensor(own_name, one, raw_dtype=storage)
         seen = gguf.dequantize(raw, storage).reshape(values.shape)
         weight.copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
     _write_rope_factors(writer, model.config)
@@ -134,9 +146,10 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         qwen = config.model_type == "qwen3_moe"
         writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
-        writer.add_expert_feed_forward_length(
-            config.moe_intermediate_size if qwen else config.intermediate_size
-        )
+        if config.model_type != "mixtral":
+            writer.add_expert_feed_forward_length(
+                config.moe_intermediate_size if qwen else config.intermediate_size
+            )
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
     if llama4:

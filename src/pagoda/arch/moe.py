@@ -9,8 +9,10 @@ from pagoda.arch.spec import ExpertTensors, ModelSpec, MoeSpec, WeightRule
 
 MAX_EXPERTS = 1 << 16
 
+Layout = Literal["single", "stacked"]
 _PARAM = "layers.{layer}.mlp."
-_LAYOUTS: tuple[Literal["single", "stacked"], ...] = ("stacked", "single")
+_LAYOUTS: tuple[Layout, ...] = ("stacked", "single")
+_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 def with_experts(
@@ -37,27 +39,30 @@ def with_experts(
 
 def expert_rules(
     experts: MoeSpec,
-    layout: Literal["single", "stacked"],
+    layout: Layout,
     source: str,
     param: str = _PARAM,
     *,
     interleaved: bool = False,
+    names: tuple[str, str, str] = _NAMES,
 ) -> list[WeightRule]:
     """Rules for the experts' matrices and biases, as most checkpoints of a family have them: a
     tensor of each expert or one of all (`as_stored`). `source` is what stands before `experts.`;
-    `interleaved` is of one tensor of all."""
+    `interleaved` is of one tensor of all, `names` (of gate, up and down) of one for each."""
     stored = ExpertTensors(experts.num_experts, layout, interleaved=interleaved)
     kinds = ("weight", "bias") if experts.bias else ("weight",)
     params = [f"{param}{name}.{kind}" for name in ("gate_up", "down") for kind in kinds]
-    return [_expert_rule(param, stored, source) for param in params]
+    return [_expert_rule(param, stored, source, names) for param in params]
 
 
-def _expert_rule(param: str, stored: ExpertTensors, before: str) -> WeightRule:
+def _expert_rule(
+    param: str, stored: ExpertTensors, before: str, names: tuple[str, str, str] = _NAMES
+) -> WeightRule:
     _, name, kind = param.rsplit(".", 2)
-    parts = ("gate", "up") if name == "gate_up" else ("down",)
+    parts = names[:2] if name == "gate_up" else names[2:]
     if stored.layout == "single":
-        names = tuple(f"{before}experts.{{expert}}.{part}_proj.{kind}" for part in parts)
-        return WeightRule(param, names, experts=replace(stored, parts=1))
+        sources = tuple(f"{before}experts.{{expert}}.{part}.{kind}" for part in parts)
+        return WeightRule(param, sources, experts=replace(stored, parts=1))
     fused = f"{before}experts.{name}_proj" + ("" if kind == "weight" else "_bias")
     return WeightRule(param, (fused,), experts=replace(stored, parts=len(parts)))
 
@@ -99,24 +104,31 @@ def as_stored(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
 
 
 def _as_found(rule: WeightRule, tensors: Collection[str]) -> WeightRule:
-    if rule.experts is None:
+    if rule.experts is None or _is_found(rule, tensors):
         return rule
     before = rule.sources[0].partition("experts.")[0]
     for layout in _LAYOUTS:
         found = _expert_rule(rule.param, replace(rule.experts, layout=layout), before)
-        first = found.sources[0].replace("{expert}", "0")
-        if first.replace("{layer}", str(rule.layers[0] if rule.layers else 0)) in tensors:
-            return replace(found, layers=rule.layers)
+        found = replace(found, layers=rule.layers)
+        if _is_found(found, tensors):
+            return found
     return rule
 
 
-def gguf_rules(experts: MoeSpec) -> list[WeightRule]:
+def _is_found(rule: WeightRule, tensors: Collection[str]) -> bool:
+    first = rule.sources[0].replace("{expert}", "0")
+    return first.replace("{layer}", str(rule.layers[0] if rule.layers else 0)) in tensors
+
+
+def gguf_rules(experts: MoeSpec, layout: Layout = "stacked") -> list[WeightRule]:
     """Names as llama.cpp writes them (gguf-py/gguf/constants.py, TENSOR_NAMES)."""
-    stored = ExpertTensors(experts.num_experts, "stacked")
+    stored = ExpertTensors(experts.num_experts, layout)
     layer = "blk.{layer}.ffn_"
+    ending = "_exps" if layout == "stacked" else ".{expert}"
+    gate, up, down = (layer + name + ending for name in ("gate", "up", "down"))
     matrices = [
-        *linear_rules(_PARAM + "gate_up", (layer + "gate_exps", layer + "up_exps"), experts.bias),
-        *linear_rules(_PARAM + "down", (layer + "down_exps",), experts.bias),
+        *linear_rules(_PARAM + "gate_up", (gate, up), experts.bias),
+        *linear_rules(_PARAM + "down", (down,), experts.bias),
     ]
     router = [_router_rule(experts, layer + "gate_inp.weight", layer + "gate_inp_shexp.weight")]
     if experts.bias:

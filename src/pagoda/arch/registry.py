@@ -20,6 +20,7 @@ CONFIG_ARCHITECTURES = Registry(
     {
         "LlamaForCausalLM": "llama:from_config",
         "MistralForCausalLM": "llama:mistral_from_config",
+        "MixtralForCausalLM": "llama:mixtral_from_config",
         "Mistral3ForConditionalGeneration": "mistral3:from_config",
         "Ministral3ForCausalLM": "mistral3:ministral_from_config",
         "Llama4ForCausalLM": "llama4:from_config",

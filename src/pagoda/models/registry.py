@@ -7,6 +7,7 @@ MODELS = Registry(
     {
         "LlamaForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "MixtralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Mistral3ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
         "Ministral3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Llama4ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",

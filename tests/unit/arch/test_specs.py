@@ -211,12 +211,6 @@ def test_linear_scaling_in_gguf(values, factor):
     assert (scaling and scaling.factor) == factor
 
 
-def test_mixture_of_experts_gguf():
-    metadata = {"general.architecture": "llama", "llama.expert_count": 8}
-    with pytest.raises(UnsupportedModelError, match="Mixtral"):
-        spec_for(None, metadata, ())
-
-
 def test_what_mistral3_is_not():
     config = {"architectures": ["Mistral3ForConditionalGeneration"]}
     with pytest.raises(UnsupportedModelError, match=r"'mistral4', which is.*Ministral 3"):

@@ -1,13 +1,16 @@
-"""Llama 2 and 3, SmolLM2, Mistral and their many fine-tunes (arXiv 2302.13971, 2407.21783)."""
+"""Llama 2 and 3, SmolLM2, Mistral, Mixtral and their many fine-tunes (arXiv 2302.13971, 2407.21783,
+2401.04088)."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, with_experts
 from pagoda.arch.names import Traits
-from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, Reader, config_reader
-from pagoda.arch.spec import ModelSpec
-from pagoda.base.errors import UnsupportedModelError
+from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
+from pagoda.arch.spec import ModelSpec, MoeSpec, WeightRule
+
+_MIXTRAL = "MixtralForCausalLM"
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -23,6 +26,25 @@ def mistral_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return spec_from_config(reader, "MistralForCausalLM", Traits(), every_window(reader))
 
 
+def mixtral_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """Mistral with experts."""
+    reader = config_reader(config)
+    spec = spec_from_config(reader, _MIXTRAL, Traits(), every_window(reader))
+    count = reader.integer("num_local_experts", MAX_EXPERTS, 8)
+    top_k = reader.integer("num_experts_per_tok", count, 2)
+    experts = _experts(count, top_k, reader.integer("intermediate_size", MAX_WIDTH))
+    source = "model.layers.{layer}.block_sparse_moe."
+    rules = [
+        WeightRule("layers.{layer}.mlp.router.weight", (source + "gate.weight",)),
+        *expert_rules(experts, "single", source, names=("w1", "w3", "w2")),
+    ]
+    return with_experts(spec, experts, range(len(spec.layers)), rules)
+
+
+def _experts(count: int, top_k: int, size: int) -> MoeSpec:
+    return MoeSpec(count, top_k, size, "topk_softmax")
+
+
 def every_window(reader: Reader) -> tuple[int | None, ...]:
     """`sliding_window`, if there is one, of every layer."""
     if not reader.has("sliding_window"):
@@ -33,18 +55,23 @@ def every_window(reader: Reader) -> tuple[int | None, ...]:
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
     reader = Reader(metadata, "GGUF metadata", "llama.")
-    if reader.integer("expert_count", 1 << 16, 0, minimum=0):
-        raise UnsupportedModelError(
-            "This GGUF is a mixture of experts of the Llama family (Mixtral), "
-            "which is not known yet; the nearest known is dense 'llama'."
-        )
+    count = reader.integer("expert_count", MAX_EXPERTS, 0, minimum=0)
     traits = Traits(
         qkv_bias="blk.0.attn_q.bias" in tensor_names,
         output_bias="blk.0.attn_output.bias" in tensor_names,
         mlp_bias="blk.0.ffn_gate.bias" in tensor_names,
     )
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    name = _MIXTRAL if count else "LlamaForCausalLM"
     # llama.cpp's LlamaModel.permute interleaves q and k rows (conversion/llama.py).
-    return spec_from_gguf(
-        reader, tokenizer, "LlamaForCausalLM", traits, tensor_names, interleaved=True
-    )
+    spec = spec_from_gguf(reader, tokenizer, name, traits, tensor_names, interleaved=True)
+    if not count:
+        return spec
+    top_k = reader.integer("expert_used_count", count)
+    experts = _experts(count, top_k, reader.integer("feed_forward_length", MAX_WIDTH))
+    # Files of before April 2024 have a tensor for each expert.
+    layout: Literal["single", "stacked"] = "stacked"
+    if "blk.0.ffn_down.0.weight" in tensor_names:
+        layout = "single"
+    rules = gguf_rules(experts, layout)
+    return with_experts(spec, experts, range(len(spec.layers)), rules)
