@@ -129,6 +129,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "olmo2": ("Olmo2ForCausalLM", {}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {
+            "num_hidden_layers": 4, "sliding_window": 8,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            },
+        },
+    ),
     "gpt-oss": (
         "GptOssForCausalLM",
         {

@@ -18,6 +18,7 @@ MODELS = {
     "granite": ("granite", MULTIPLIERS),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
+    "olmo 3": ("olmo3", tiny.OLMO3),
 }  # fmt: skip
 
 

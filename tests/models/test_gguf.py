@@ -47,6 +47,8 @@ MODELS = {
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
+    "olmo 2": ("olmo2", {}),
+    "olmo 3": ("olmo3", tiny.OLMO3),
     # llama.cpp has the clamp of the published models alone.
     "gpt-oss": ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}),
 }  # fmt: skip

@@ -34,6 +34,8 @@ FAMILIES = {
     "mistral": {"sliding_window": 13},
     "mistral3": {},
     "mixtral": tiny.MIXTRAL,
+    "olmo2": {},
+    "olmo3": tiny.OLMO3,
     "phi3": {},
     "qwen2": {},
     "qwen3": {"head_dim": 32},

@@ -158,6 +158,19 @@ CASES = {
     "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "gemma 4 beside a tower": ("gemma4_vision", tiny.GEMMA4_MOE),
+    "olmo 2": ("olmo2", {}),
+    "olmo 2 biases, tied": (
+        "olmo2",
+        {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    ),
+    "olmo 3": ("olmo3", tiny.OLMO3),
+    "olmo 3 kinds of layers": (
+        "olmo3",
+        {
+            **tiny.OLMO3, "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},

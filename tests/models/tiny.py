@@ -29,6 +29,10 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -87,6 +91,8 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -140,6 +146,16 @@ MINISTRAL3 = {
         "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 32,
         "llama_4_scaling_beta": 0.1,
+    },
+}  # fmt: skip
+OLMO3 = {
+    "num_hidden_layers": 4, "sliding_window": 13,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
 }  # fmt: skip
 SIZES = {

@@ -52,10 +52,11 @@ _TENSORS = {
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral")
 # Where an architecture's names differ.
-_OWN = dict.fromkeys(("gpt-oss", "gemma4"), {"post_attention_layernorm": "post_attention_norm"})
+_OWN = dict.fromkeys(("gpt-oss", "gemma4", "olmo2"), {"post_attention_layernorm": "post_attention_norm"})
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
+    "olmo3": "olmo2",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -159,6 +160,11 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
+    if config.model_type == "olmo3":
+        writer.add_sliding_window(config.sliding_window)
+        pattern = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(pattern)
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
@@ -229,7 +235,7 @@ def _write_gemma4(writer: gguf.GGUFWriter, config) -> None:
 def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
     rope = config.rope_parameters
     if "rope_type" not in rope:
-        return  # Gemma 4's are written with its metadata
+        return  # Gemma 4's are written with its metadata, and OLMo 3 has none
     if rope["rope_type"] == "longrope":
         growth = config.max_position_embeddings / config.original_max_position_embeddings
         attention = math.sqrt(

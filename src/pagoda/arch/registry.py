@@ -42,6 +42,8 @@ CONFIG_ARCHITECTURES = Registry(
         "GptOssForCausalLM": "gpt_oss:from_config",
         "Gemma4ForCausalLM": "gemma4:from_config",
         "Gemma4ForConditionalGeneration": "gemma4:conditional_from_config",
+        "Olmo2ForCausalLM": "olmo2:from_config",
+        "Olmo3ForCausalLM": "olmo2:olmo3_from_config",
         "BertModel": "bert:bert_from_config",
         "BertForSequenceClassification": "bert:bert_classifier_from_config",
         "RobertaModel": "bert:roberta_from_config",
@@ -71,6 +73,7 @@ GGUF_ARCHITECTURES = Registry(
         "qwen3moe": "qwen3_moe:from_gguf",
         "gpt-oss": "gpt_oss:from_gguf",
         "gemma4": "gemma4:from_gguf",
+        "olmo2": "olmo2:from_gguf",
     },
     package="pagoda.arch.families",
 )

@@ -78,6 +78,8 @@ class AttentionSpec:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    """With `qk_norm`: all heads of q are normalized together, and all of k, not each of them."""
     qk_unit: bool = False
     """As `qk_norm`, without weights."""
     query_scaling: QueryScaling | None = None
@@ -167,9 +169,14 @@ class LayerSpec:
     experts: MoeSpec | None = None
     """Instead of an mlp, or beside it."""
     sandwiched: bool = False
-    """What mixer and feed-forward part give is normalized before it is added, and the sum behind
-    the layer multiplied by a learned number. Where there are experts beside an mlp, either's result
-    is normalized first, and experts and router read the sum by norms of their own."""
+    """What mixer and feed-forward part give is normalized before it is added. Where there are
+    experts beside an mlp, either's result is normalized first, and experts and router read the sum
+    by norms of their own."""
+    scaled: bool = False
+    """The sum behind a sandwiched layer is multiplied by a learned number."""
+    norms: Literal["before", "after", "shared"] = "before"
+    """Mixer and feed-forward part have a norm before each; or one after each, of what it gives; or
+    share one, and read the same."""
 
 
 @dataclass(frozen=True)

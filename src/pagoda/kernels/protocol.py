@@ -46,6 +46,9 @@ class Ops(Protocol):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [..., size] / rms(x) * weight [size] over size, computed in fp32, in x's dtype."""
 
+    def norm_in_place(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """As `rms_norm`; x [tokens, size], rows any stride apart, becomes the result."""
+
     def add_rms_norm(
         self,
         x: Tensor,

@@ -13,7 +13,7 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
-from pagoda.layers.norm import RMSNorm
+from pagoda.layers.norm import ProjectionNorm, RMSNorm
 
 
 class Sinks(WeightedLayer):
@@ -74,9 +74,13 @@ class Attention(nn.Module):
         if spec.output_gate:
             shards = (*shards, q)
         self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
-        if spec.qk_norm:
+        if spec.qk_norm_whole:
+            self.q_norm = _projection_norm(context, spec.num_heads, heads, size, eps)
+            self.k_norm = _projection_norm(context, spec.num_kv_heads, kv_heads, size, eps)
+        elif spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             self.k_norm = RMSNorm(context, size, eps)
+        self._parallel = context.parallel
         self._ones = torch.ones(size, dtype=torch.float32, device=context.device)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
         self._eps = eps
@@ -89,7 +93,7 @@ class Attention(nn.Module):
     def norms(self) -> HeadNorms | None:
         if self.spec.qk_unit:
             return HeadNorms(self._ones, self._ones, self._eps)
-        if not self.spec.qk_norm:
+        if not self.spec.qk_norm or self.spec.qk_norm_whole:
             return None
         q_norm, k_norm = self.q_norm.weight, self.k_norm.weight
         return HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
@@ -103,6 +107,8 @@ class Attention(nn.Module):
         if spec.output_gate:
             size = self.qkv.sizes[-1]
             qkv, gate = qkv[:, :-size], qkv[:, -size:]
+        if spec.qk_norm_whole:
+            self._normalize_whole(qkv)
         kv_scales = self.kv_scales if v_cache.dtype in FP8 else None
         positions, cos_sin = batch.positions, None
         if self.rotary is not None:
@@ -135,6 +141,28 @@ class Attention(nn.Module):
             attended = ops.sigmoid_mul(attended, gate)
         output: torch.Tensor = self.output(attended)
         return output
+
+
+    def _normalize_whole(self, qkv: torch.Tensor) -> None:
+        """All of q and all of k, in place, over all ranks that have heads of them."""
+        q, k, _ = qkv.split(self.qkv.sizes, dim=-1)
+        if self._parallel.size == 1:
+            self.q_norm.normalize(q)
+            self.k_norm.normalize(k)
+            return
+        holders = max(1, self._parallel.size // self.spec.num_kv_heads)
+        squares = [self.q_norm.squares(q, 1), self.k_norm.squares(k, holders)]
+        means = self._parallel.summed(torch.stack(squares))
+        self.q_norm.normalize_part(q, means[0])
+        self.k_norm.normalize_part(k, means[1])
+
+
+def _projection_norm(
+    context: LayerContext, num_heads: int, held: slice, size: int, eps: float
+) -> ProjectionNorm:
+    return ProjectionNorm(
+        context, num_heads * size, slice(held.start * size, held.stop * size), eps
+    )
 
 
 class EncoderAttention(nn.Module):

@@ -46,11 +46,53 @@ class RMSNorm(Vector):
         """(normalized sum, sum) of x [..., size] and residual [..., size], in the dtype of each."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps)
 
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """x, normalized, + residual; both [tokens, size], and the sum is in residual's dtype."""
+        # Of the norm that comes with a sum there is no use here.
+        return ops.add_rms_norm(x, residual, self.weight, self.eps, self.weight)[1]
+
     def add_normed(
         self, x: torch.Tensor, residual: torch.Tensor, by: "RMSNorm", scale: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `add`, of (x normalized by another + residual) * scale."""
         return ops.add_rms_norm(x, residual, self.weight, self.eps, by.weight, scale)
+
+
+class ProjectionNorm(WeightedLayer):
+    """Normalizes all heads of a projection together, of which this rank has some; fp32."""
+
+    params = ("weight",)
+
+    def __init__(self, context: LayerContext, size: int, held: slice, eps: float):
+        """`held`: this rank's of the `size` columns."""
+        super().__init__()
+        self.size = size
+        self.eps = eps
+        self._held = held
+        count = held.stop - held.start
+        self.weight = torch.empty(count, dtype=torch.float32, device=context.device)
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        load = partial(load_vector, self.weight)
+        return (LoadTarget((self.size,), load, rows=(self._held,)),)
+
+    @property
+    def nbytes(self) -> int:
+        return self.weight.nbytes
+
+    def normalize(self, x: torch.Tensor) -> None:
+        """All of a projection's columns [tokens, size], in place."""
+        ops.norm_in_place(x, self.weight, self.eps)
+
+    def squares(self, x: torch.Tensor, holders: int) -> torch.Tensor:
+        """This rank's part of the mean square of all columns: x [tokens, held] -> fp32 [tokens].
+        So many ranks hold the same columns."""
+        return x.float().square().sum(-1) / (holders * self.size)
+
+    def normalize_part(self, x: torch.Tensor, mean_square: torch.Tensor) -> None:
+        """This rank's columns [tokens, held], in place."""
+        factor = torch.rsqrt(mean_square + self.eps)[:, None]
+        x.copy_(x.float() * factor * self.weight)
 
 
 class LayerNorm(WeightedLayer):

@@ -42,7 +42,7 @@ class Gemma4Layer(DecoderLayer):
         self.mlp_norm = RMSNorm(context, hidden, eps)
         self.mlp = GatedMlp(context, layer.mlp, hidden)
         self.result_norm = RMSNorm(context, hidden, eps)
-        self.scale = Scalar(context)
+        self.scale = Scalar(context) if layer.scaled else None
         self.has_experts = layer.experts is not None
         if layer.experts is not None:
             self.mlp_result_norm = RMSNorm(context, hidden, eps)
@@ -75,7 +75,8 @@ class Gemma4Layer(DecoderLayer):
         self, result: torch.Tensor, residual: torch.Tensor, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(What comes after the layer, by the norm that follows it; the sum behind the layer)."""
-        return following.add_normed(result, residual, self.result_norm, self.scale.value)
+        scale = 1.0 if self.scale is None else self.scale.value
+        return following.add_normed(result, residual, self.result_norm, scale)
 
 
 class Gemma4(CausalLM):

@@ -29,6 +29,8 @@ MODELS = Registry(
         "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "Gemma4ForCausalLM": "pagoda.models.gemma4:Gemma4",
         "Gemma4ForConditionalGeneration": "pagoda.models.gemma4:Gemma4",
+        "Olmo2ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
+        "Olmo3ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
         "BertForSequenceClassification": "pagoda.models.bert:Bert",
         "RobertaModel": "pagoda.models.bert:Bert",

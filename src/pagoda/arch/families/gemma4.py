@@ -194,7 +194,7 @@ def _layer(layer: LayerSpec, sizes: _Sizes, experts: MoeSpec | None) -> LayerSpe
         values_are_keys=sizes.values_are_keys,
     )
     mlp = replace(layer.mlp, activation="gelu_tanh")
-    return LayerSpec(mixer, mlp, experts, sandwiched=True)
+    return LayerSpec(mixer, mlp, experts, sandwiched=True, scaled=True)
 
 
 def _without_values(rule: WeightRule, sizes: list[_Sizes]) -> list[WeightRule]:

@@ -53,6 +53,15 @@ class CpuOps(CpuAttention):
         )
         return y
 
+    def norm_in_place(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """As `Ops.norm_in_place`."""
+        rows, size = _dims("x", x, 2)
+        _check_rows("x", x, (rows, size))
+        _check("weight", weight, torch.float32, (size,))
+        self._native.norm_columns(
+            x.data_ptr(), rows, x.stride(0), weight.data_ptr(), size, eps
+        )
+
     def add_rms_norm(
         self,
         x: Tensor,

@@ -11,6 +11,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide * scale * weight.float()).to(x.dtype)
 
 
+def norm_in_place(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
+    """As `Ops.norm_in_place`."""
+    x.copy_(rms_norm(x, weight, eps))
+
+
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,

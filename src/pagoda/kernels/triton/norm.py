@@ -32,13 +32,14 @@ def _place(rows, size, block_rows: tl.constexpr, block: tl.constexpr):
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _rms_norm(
-    x, weight, out, rows, size, stride, eps, block_rows: tl.constexpr, block: tl.constexpr
-):
+    x, weight, out, rows, size, stride, out_stride, eps, block_rows: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
     row, column, there = _place(rows, size, block_rows, block)
     wide = tl.load(x + row * stride + column, there, other=0.0).to(tl.float32)
     weights = tl.load(weight + column, column < size, other=0.0).to(tl.float32)
     result = _rms_scaled(wide, size, eps) * weights
-    tl.store(out + row * size + column, result.to(out.dtype.element_ty), there)
+    tl.store(out + row * out_stride + column, result.to(out.dtype.element_ty), there)
 
 
 @triton.jit(do_not_specialize=_CHANGING)
@@ -100,8 +101,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     rows, size = flat.shape
     grid, sizes = _launch(rows, size)
-    _rms_norm[grid](flat, weight, out, rows, size, flat.stride(0), eps, **sizes)
+    _rms_norm[grid](flat, weight, out, rows, size, flat.stride(0), size, eps, **sizes)
     return out
+
+
+def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
+    """As `kernels.ops.norm_in_place`."""
+    rows, size = x.shape
+    grid, sizes = _launch(rows, size)
+    _rms_norm[grid](x, weight, x, rows, size, x.stride(0), x.stride(0), eps, **sizes)
 
 
 def add_rms_norm(

@@ -23,7 +23,13 @@ from pagoda.kernels.triton.activation import (
 )
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
-from pagoda.kernels.triton.norm import add_rms_norm, gated_rms_norm, layer_norm, rms_norm
+from pagoda.kernels.triton.norm import (
+    add_rms_norm,
+    gated_rms_norm,
+    layer_norm,
+    norm_in_place,
+    rms_norm,
+)
 from pagoda.kernels.triton.products.routing import route
 from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
@@ -31,7 +37,7 @@ from pagoda.kernels.triton.target import capability, capability_of, offers
 __all__ = [
     "activate", "activate_and_mul", "add_gated", "add_rms_norm", "causal_conv", "declines", "draw",
     "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
-    "layer_norm", "mask_logits", "paged_attention", "rms_norm", "rotary_store", "route", "scale",
+    "layer_norm", "mask_logits", "norm_in_place", "paged_attention", "rms_norm", "rotary_store", "route", "scale",
     "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip
 

@@ -87,12 +87,15 @@ def device_speed(
 
 def _layer_launches(layer: LayerSpec) -> dict[str, int]:
     mixer, experts = layer.mixer, layer.experts
-    count: Counter[str] = Counter(norms=2)
+    # Sums that are not part of a norm count as norms.
+    count: Counter[str] = Counter(norms=2 if layer.norms == "before" else 3)
     if isinstance(mixer, AttentionSpec):
         # Norms of heads and the rotation are part of storing.
         count.update({"attention.qkv": 1, "attention.output": 1, "storing": 1, "attending": 1})
         if mixer.output_gate:
             count["gates"] = 1
+        if mixer.qk_norm_whole:
+            count["norms"] += 2
     else:
         count.update({"delta_net.input": 2, "delta_net.output": 1, "convolving": 1, "gates": 1})
         count.update({"updating states": 1, "norms": 1})

@@ -155,12 +155,16 @@ def _rows(*sizes: int) -> tuple[Part, ...]:
 def _layer(
     layer: LayerSpec, hidden: int, prefix: str, index: int | None, norm_bias: bool = False
 ) -> Iterator[ModelTensor]:
-    yield from _norm(prefix + "attention_norm", hidden, bias=norm_bias, layer=index)
+    after = layer.norms == "after"
+    first = "attention_result_norm" if after else "attention_norm"
+    yield from _norm(prefix + first, hidden, bias=norm_bias, layer=index)
     if isinstance(layer.mixer, AttentionSpec):
         yield from _attention(layer.mixer, hidden, prefix + "attention.", index)
     else:
         yield from _delta_net(layer.mixer, hidden, prefix + "delta_net.", index)
-    yield from _norm(prefix + "mlp_norm", hidden, bias=norm_bias, layer=index)
+    if layer.norms != "shared":
+        second = "result_norm" if after else "mlp_norm"
+        yield from _norm(prefix + second, hidden, bias=norm_bias, layer=index)
     if layer.mlp is not None:
         yield from _mlp(layer.mlp, hidden, prefix + "mlp.", index)
     if layer.experts is not None:
@@ -172,6 +176,7 @@ def _layer(
             names += ["mlp_result_norm", "router_norm", "experts_norm", "experts_result_norm"]
         for name in names:
             yield from _norm(prefix + name, hidden, layer=index)
+    if layer.scaled:
         yield from _norm(prefix + "scale", 1, layer=index)
 
 
@@ -187,7 +192,12 @@ def _attention(
         prefix + "output", _rows(hidden), heads.rows, spec.output_bias,
         column_units=spec.num_heads, layer=index,
     )  # fmt: skip
-    if spec.qk_norm:
+    if spec.qk_norm_whole:
+        for name, part in (("q_norm", heads), ("k_norm", shared)):
+            yield ModelTensor(
+                f"{prefix}{name}.weight", (part.rows,), "vector", (part,), layer=index
+            )
+    elif spec.qk_norm:
         yield from _norm(prefix + "q_norm", spec.head_dim, layer=index)
         yield from _norm(prefix + "k_norm", spec.head_dim, layer=index)
     if spec.sinks:

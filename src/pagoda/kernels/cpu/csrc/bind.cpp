@@ -96,8 +96,17 @@ class Native {
                   int64_t size, float eps, uintptr_t added, float scale) {
         compute("rms_norm", kernels_->rms_norm,
                 RmsNorm{pointer<const float>(x), pointer<float>(residual),
-                        pointer<const float>(weight), pointer<float>(y), size, eps,
+                        pointer<const float>(weight), pointer<float>(y), size, size, eps,
                         pointer<const float>(added), scale},
+                rows);
+    }
+
+    // In place: columns of wider rows, which lie `stride` apart.
+    void norm_columns(uintptr_t x, int64_t rows, int64_t stride, uintptr_t weight, int64_t size,
+                      float eps) {
+        compute("norm_columns", kernels_->rms_norm,
+                RmsNorm{pointer<const float>(x), nullptr, pointer<const float>(weight),
+                        pointer<float>(x), size, stride, eps},
                 rows);
     }
 
@@ -146,11 +155,11 @@ class Native {
 
     void route(uintptr_t logits, int64_t rows, int64_t stride, int64_t experts, int64_t top_k,
                Scoring scoring, bool renormalize, uintptr_t ids, uintptr_t weights,
-               uintptr_t scales) {
+               uintptr_t scales, uintptr_t correction, int64_t groups, int64_t top_groups) {
         compute("route", kernels_->route,
                 Route{pointer<const float>(logits), stride, experts, top_k, scoring, renormalize,
-                      pointer<int64_t>(ids), pointer<float>(weights),
-                      pointer<const float>(scales)},
+                      pointer<int64_t>(ids), pointer<float>(weights), pointer<const float>(scales),
+                      pointer<const float>(correction), groups, top_groups},
                 rows);
     }
 
@@ -468,6 +477,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_KEY_DIM") = kMaxKeyDim;
     module.attr("VALUE_DIM_UNIT") = kValueDimUnit;
     module.attr("MAX_TOP_K") = kMaxTopK;
+    module.attr("MAX_GROUPS") = kMaxGroups;
     module.attr("PANEL_ROWS") = kPanelRows;
     nb::list isas;
     for (const Kernels* kernels : runnable_kernels()) isas.append(kernels->name);
@@ -494,6 +504,7 @@ NB_MODULE(_native, module) {
         .def("replay", &Native::replay, nb::arg("program"), nb::arg("rows"))
         .def("profile", &Native::profile, nb::arg("program"), nb::arg("rows"))
         .def("rms_norm", &Native::rms_norm)
+        .def("norm_columns", &Native::norm_columns)
         .def("load", &Native::load, nb::arg("matrix"), nb::arg("first_row"), nb::arg("num_rows"),
              nb::arg("address"), nb::arg("row_stride"))
         .def("gather", &Native::gather, nb::arg("matrix"), nb::arg("ids"), nb::arg("count"),

@@ -14,43 +14,96 @@
 namespace pagoda {
 namespace {
 
-inline float score_sum(const Route& op, const float* logits, const float* chosen) {
-    const float* from = op.scoring == Scoring::kSoftmax ? logits : chosen;
-    const int64_t count = op.scoring == Scoring::kSoftmax ? op.experts : op.top_k;
-    const float top = chosen[0];
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+inline float exp_sum(const float* x, int64_t count, float top) {
     float sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += std::exp(from[i] - top);
+    for (int64_t i = 0; i < count; ++i) sum += std::exp(x[i] - top);
     return sum;
+}
+
+// Puts i among the `count` experts found so far, whose keys fall; the lower ids first of equals.
+inline void insert(const Route& op, int64_t i, float key, int64_t* ids, float* keys,
+                   int64_t& count) {
+    if (count == op.top_k && !(key > keys[count - 1])) return;
+    int64_t at = count < op.top_k ? count++ : count - 1;
+    for (; at > 0 && key > keys[at - 1]; --at) {
+        keys[at] = keys[at - 1];
+        ids[at] = ids[at - 1];
+    }
+    keys[at] = key;
+    ids[at] = i;
+}
+
+inline void choose_largest(const Route& op, const float* logits, int64_t* ids, float* weights) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < op.experts; ++i) insert(op, i, logits[i], ids, weights, count);
+    if (op.scoring == Scoring::kSigmoid) {
+        for (int64_t k = 0; k < count; ++k) weights[k] = sigmoid(weights[k]);
+        return;
+    }
+    const bool all = op.scoring == Scoring::kSoftmax;
+    const float top = weights[0];
+    const float sum = all ? exp_sum(logits, op.experts, top) : exp_sum(weights, op.top_k, top);
+    for (int64_t k = 0; k < count; ++k) weights[k] = std::exp(weights[k] - top) / sum;
+}
+
+// The groups open to choice, a bit each; `key` gives an expert's.
+template <typename Key>
+uint64_t open_groups(const Route& op, const Key& key) {
+    const int64_t size = op.experts / op.groups;
+    float sums[kMaxGroups];
+    for (int64_t group = 0; group < op.groups; ++group) {
+        float best = -INFINITY, second = -INFINITY;
+        for (int64_t i = group * size; i < (group + 1) * size; ++i) {
+            const float found = key(i);
+            second = std::max(second, std::min(best, found));
+            best = std::max(best, found);
+        }
+        sums[group] = best + second;
+    }
+    uint64_t open = 0;
+    for (int64_t taken = 0; taken < op.top_groups; ++taken) {
+        int64_t best = -1;
+        for (int64_t group = 0; group < op.groups; ++group)
+            if (!((open >> group) & 1) && (best < 0 || sums[group] > sums[best])) best = group;
+        open |= uint64_t{1} << best;
+    }
+    return open;
+}
+
+inline void choose_corrected(const Route& op, const float* logits, int64_t* ids, float* weights) {
+    float top = 0, sum = 1;
+    if (op.scoring == Scoring::kSoftmax) {
+        top = *std::max_element(logits, logits + op.experts);
+        sum = exp_sum(logits, op.experts, top);
+    }
+    const auto score = [&](int64_t i) {
+        if (op.scoring == Scoring::kSigmoid) return sigmoid(logits[i]);
+        return std::exp(logits[i] - top) / sum;
+    };
+    const auto key = [&](int64_t i) { return score(i) + op.correction[i]; };
+    const bool grouped = op.groups > op.top_groups;
+    const uint64_t open = grouped ? open_groups(op, key) : 0;
+    const int64_t size = op.experts / op.groups;
+    int64_t count = 0;
+    for (int64_t i = 0; i < op.experts; ++i)
+        if (!grouped || ((open >> (i / size)) & 1)) insert(op, i, key(i), ids, weights, count);
+    for (int64_t k = 0; k < count; ++k) weights[k] = score(ids[k]);
 }
 
 void route_row(const Route& op, int64_t row) {
     const float* logits = op.logits + row * op.stride;
     int64_t* ids = op.ids + row * op.top_k;
     float* weights = op.weights + row * op.top_k;
-    int64_t count = 0;
-    for (int64_t i = 0; i < op.experts; ++i) {
-        if (count == op.top_k && !(logits[i] > weights[count - 1])) continue;
-        int64_t at = count < op.top_k ? count++ : count - 1;
-        for (; at > 0 && logits[i] > weights[at - 1]; --at) {
-            weights[at] = weights[at - 1];
-            ids[at] = ids[at - 1];
-        }
-        weights[at] = logits[i];
-        ids[at] = i;
-    }
-    if (op.scoring == Scoring::kSigmoid) {
-        for (int64_t k = 0; k < count; ++k) weights[k] = 1.0f / (1.0f + std::exp(-weights[k]));
-    } else {
-        const float top = weights[0], sum = score_sum(op, logits, weights);
-        for (int64_t k = 0; k < count; ++k) weights[k] = std::exp(weights[k] - top) / sum;
-    }
+    (op.correction == nullptr ? choose_largest : choose_corrected)(op, logits, ids, weights);
     if (op.renormalize) {
         float sum = 0;
-        for (int64_t k = 0; k < count; ++k) sum += weights[k];
-        for (int64_t k = 0; k < count; ++k) weights[k] /= sum;
+        for (int64_t k = 0; k < op.top_k; ++k) sum += weights[k];
+        for (int64_t k = 0; k < op.top_k; ++k) weights[k] /= sum;
     }
     if (op.scales == nullptr) return;
-    for (int64_t k = 0; k < count; ++k) weights[k] *= op.scales[ids[k]];
+    for (int64_t k = 0; k < op.top_k; ++k) weights[k] *= op.scales[ids[k]];
 }
 
 void route(const Route& op, int64_t rows, Pool& pool) {

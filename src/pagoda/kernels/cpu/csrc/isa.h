@@ -13,11 +13,12 @@ namespace pagoda {
 // y = x / rms(x) * weight per row; with a residual, x + residual is stored there first and
 // normalised; with `added` as well, (x / rms(x) * added + residual) * scale. fp32 throughout.
 struct RmsNorm {
-    const float* x;         // [rows, size]
+    const float* x;         // [rows, size], stride apart
     float* residual;        // [rows, size] or null
     const float* weight;    // [size]
-    float* y;               // [rows, size]
+    float* y;               // [rows, size], stride apart; may be x
     int64_t size;
+    int64_t stride;
     float eps;
     const float* added = nullptr;  // [size] or null
     float scale = 1.0f;

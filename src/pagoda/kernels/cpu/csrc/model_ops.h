@@ -246,7 +246,15 @@ struct Route {
     int64_t* ids;         // [rows, top_k]
     float* weights;       // [rows, top_k]
     const float* scales = nullptr;  // [experts], by which weights are multiplied at last, or null
+    // [experts], added to softmax or sigmoid where experts are chosen, and nowhere else, or null.
+    const float* correction = nullptr;
+    // With a correction: of so many equal groups of experts, those are open to choice whose two
+    // best add up to most.
+    int64_t groups = 1;      // up to kMaxGroups
+    int64_t top_groups = 1;
 };
+
+constexpr int64_t kMaxGroups = 64;
 
 // Logits of tokens whose bit is not set become -infinity.
 struct MaskLogits {

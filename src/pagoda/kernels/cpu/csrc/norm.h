@@ -34,8 +34,8 @@ inline void add_to_residual(const RmsNorm& op, const float* x, float* residual) 
 }
 
 void rms_norm_row(const RmsNorm& op, int64_t row) {
-    const float* x = op.x + row * op.size;
-    float* y = op.y + row * op.size;
+    const float* x = op.x + row * op.stride;
+    float* y = op.y + row * op.stride;
     constexpr int kStep = Floats::kSize;
     const int64_t whole = op.size - op.size % kStep;
     if (op.residual != nullptr) {
