@@ -140,6 +140,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "seed-oss": ("SeedOssForCausalLM", {"head_dim": 32}),
     "gpt-oss": (
         "GptOssForCausalLM",
         {

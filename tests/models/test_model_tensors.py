@@ -48,7 +48,8 @@ def test_tables_by_position_take_what_is_predicted(family: str):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "family", ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4", "olmo3"]
+    "family",
+    ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4", "olmo3"],
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):
     model = tiny.make(family, **{**CHANGES.get(family, {}), "vocab_size": 210})

@@ -43,6 +43,7 @@ FAMILIES = {
     "qwen3_5_moe": FOUR_MIXED,
     "qwen3_moe": tiny.QWEN3_MOE,
     "qwen3_next": FOUR_MIXED,
+    "seed_oss": {"head_dim": 16},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
 }  # fmt: skip
 SEEING = {

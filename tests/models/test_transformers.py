@@ -171,6 +171,11 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "seed-oss": ("seed_oss", {"head_dim": 24}),
+    "seed-oss other biases": (
+        "seed_oss",
+        {"attention_bias": False, "attention_out_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "gpt-oss all windows": (
         "gpt_oss", {**tiny.GPT_OSS, "layer_types": ["sliding_attention"] * 3, "head_dim": 24},

@@ -52,7 +52,9 @@ _TENSORS = {
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral")
 # Where an architecture's names differ.
-_OWN = dict.fromkeys(("gpt-oss", "gemma4", "olmo2"), {"post_attention_layernorm": "post_attention_norm"})
+_OWN = dict.fromkeys(
+    ("gpt-oss", "gemma4", "olmo2", "seed_oss"), {"post_attention_layernorm": "post_attention_norm"}
+)
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",

@@ -44,6 +44,7 @@ CONFIG_ARCHITECTURES = Registry(
         "Gemma4ForConditionalGeneration": "gemma4:conditional_from_config",
         "Olmo2ForCausalLM": "olmo2:from_config",
         "Olmo3ForCausalLM": "olmo2:olmo3_from_config",
+        "SeedOssForCausalLM": "seed_oss:from_config",
         "BertModel": "bert:bert_from_config",
         "BertForSequenceClassification": "bert:bert_classifier_from_config",
         "RobertaModel": "bert:roberta_from_config",
@@ -74,6 +75,7 @@ GGUF_ARCHITECTURES = Registry(
         "gpt-oss": "gpt_oss:from_gguf",
         "gemma4": "gemma4:from_gguf",
         "olmo2": "olmo2:from_gguf",
+        "seed_oss": "seed_oss:from_gguf",
     },
     package="pagoda.arch.families",
 )

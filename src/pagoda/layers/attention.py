@@ -142,7 +142,6 @@ class Attention(nn.Module):
         output: torch.Tensor = self.output(attended)
         return output
 
-
     def _normalize_whole(self, qkv: torch.Tensor) -> None:
         """All of q and all of k, in place, over all ranks that have heads of them."""
         q, k, _ = qkv.split(self.qkv.sizes, dim=-1)

@@ -58,9 +58,7 @@ class CpuOps(CpuAttention):
         rows, size = _dims("x", x, 2)
         _check_rows("x", x, (rows, size))
         _check("weight", weight, torch.float32, (size,))
-        self._native.norm_columns(
-            x.data_ptr(), rows, x.stride(0), weight.data_ptr(), size, eps
-        )
+        self._native.norm_columns(x.data_ptr(), rows, x.stride(0), weight.data_ptr(), size, eps)
 
     def add_rms_norm(
         self,
