@@ -140,6 +140,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {
+            "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25, "rotary_pct": 1.0,
+            "tie_word_embeddings": True, "pad_token_id": 0,
+        },
+    ),
     "seed-oss": ("SeedOssForCausalLM", {"head_dim": 32}),
     "gpt-oss": (
         "GptOssForCausalLM",

@@ -49,6 +49,7 @@ MODELS = {
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     # llama.cpp has the clamp of the published models alone.
     "gpt-oss": ("gpt_oss", {**tiny.GPT_OSS, "swiglu_limit": 7.0}),

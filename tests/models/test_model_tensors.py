@@ -18,7 +18,7 @@ CHANGES = {
     "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
     "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "mixtral": tiny.MIXTRAL,
     "qwen3_5": tiny.QWEN3_5, "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE,
-    "qwen3_next": tiny.QWEN3_5_MOE, "olmo3": tiny.OLMO3,
+    "qwen3_next": tiny.QWEN3_5_MOE, "olmo3": tiny.OLMO3, "cohere2": tiny.COHERE2,
 }  # fmt: skip
 
 
@@ -49,7 +49,17 @@ def test_tables_by_position_take_what_is_predicted(family: str):
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "family",
-    ["llama", "qwen3_moe", "gpt_oss", "qwen3_5", "gemma4", "qwen3_5_moe", "llama4", "olmo3"],
+    [
+        "llama",
+        "qwen3_moe",
+        "gpt_oss",
+        "qwen3_5",
+        "gemma4",
+        "qwen3_5_moe",
+        "llama4",
+        "olmo3",
+        "cohere2",
+    ],
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):
     model = tiny.make(family, **{**CHANGES.get(family, {}), "vocab_size": 210})

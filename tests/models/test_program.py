@@ -37,6 +37,7 @@ MODELS = {
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "command r7b": ("cohere2", tiny.COHERE2),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),

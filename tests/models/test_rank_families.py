@@ -23,6 +23,7 @@ FOUR_MIXED = {
     **tiny.QWEN3_5_MOE, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 8,
 }  # fmt: skip
 FAMILIES = {
+    "cohere2": tiny.COHERE2,
     "gemma4": tiny.GEMMA4_MOE,
     "gemma4_vision": tiny.GEMMA4,
     "gpt_oss": {**tiny.GPT_OSS, "num_local_experts": 8},

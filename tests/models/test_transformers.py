@@ -171,6 +171,14 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
+    "command r7b options": (
+        "cohere2",
+        {
+            **tiny.COHERE2, "attention_bias": True, "num_hidden_layers": 3,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        },
+    ),
     "seed-oss": ("seed_oss", {"head_dim": 24}),
     "seed-oss other biases": (
         "seed_oss",

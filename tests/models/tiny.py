@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -83,6 +85,7 @@ def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
 
 
 FAMILIES = {
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "granite": (GraniteConfig, GraniteForCausalLM),
@@ -151,6 +154,7 @@ MINISTRAL3 = {
         "llama_4_scaling_beta": 0.1,
     },
 }  # fmt: skip
+COHERE2 = {"num_hidden_layers": 4, "sliding_window": 13, "logit_scale": 0.5, "pad_token_id": 0}
 OLMO3 = {
     "num_hidden_layers": 4, "sliding_window": 13,
     "rope_parameters": {

@@ -159,7 +159,13 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if config.model_type == "cohere2":
+        writer.add_layer_norm_eps(config.layer_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
     if config.model_type == "olmo3":
@@ -172,7 +178,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     if head_dim is not None:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if config.model_type in _PERMUTED:
+    if config.model_type in (*_PERMUTED, "cohere2"):
         writer.add_rope_dimension_count(
             head_dim or config.hidden_size // config.num_attention_heads
         )

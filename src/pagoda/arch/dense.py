@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from pagoda.arch.names import Traits, config_rules, gguf_rules
+from pagoda.arch.names import Traits, config_rules, gguf_rules, with_pairs_side_by_side
 from pagoda.arch.read import (
     MAX_CONTEXT,
     MAX_HEADS,
@@ -86,7 +86,7 @@ def spec_from_gguf(
     head_dim = _head_dim(reader, "attention.key_length", "embedding_length", hidden, heads[0])
     max_position = reader.integer("context_length", MAX_CONTEXT)
     rope = rope_from_gguf(reader, head_dim, max_position, tensor_names)
-    _check_gguf_shape(reader, head_dim, rope.rotary_dim, interleaved)
+    _check_gguf_shape(reader, head_dim)
     for layer_heads, layer_kv_heads in zip(heads, kv_heads, strict=True):
         _check_groups(reader, "attention.head_count_kv", layer_heads, layer_kv_heads)
     # llama.cpp's converter can write one tensor of q, k and v for any architecture.
@@ -97,6 +97,9 @@ def spec_from_gguf(
         for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = "output.weight" not in tensor_names
+    weights = gguf_rules(traits, tied)
+    if interleaved:
+        weights = with_pairs_side_by_side(weights, head_dim, rope.rotary_dim)
     bos = tokenizer.token_ids("bos_token_id")
     return ModelSpec(
         architecture=architecture,
@@ -107,7 +110,7 @@ def spec_from_gguf(
         tie_word_embeddings=tied,
         max_position=scaled_max_position(max_position, rope.scaling),
         dtype="bfloat16",
-        weights=gguf_rules(traits, tied, head_dim if interleaved else 0),
+        weights=weights,
         # Where rotary factors apply they are read through `RopeSpec.factors_tensor`; the others
         # are frequencies in files of 2023.
         ignored_weights=("rope_freqs.weight", "*.attn_rot_embd.weight"),
@@ -155,12 +158,10 @@ def _check_groups(reader: Reader, name: str, heads: int, kv_heads: int) -> None:
         raise reader.error(name, f"is {kv_heads}, which {heads} heads cannot share equally")
 
 
-def _check_gguf_shape(reader: Reader, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
+def _check_gguf_shape(reader: Reader, head_dim: int) -> None:
     value_dim = reader.integer("attention.value_length", MAX_WIDTH, head_dim)
     if value_dim != head_dim:
         raise reader.error("attention.value_length", f"is {value_dim}, but keys have {head_dim}")
-    if interleaved and rotary_dim != head_dim:
-        raise reader.error("rope.dimension_count", f"is {rotary_dim}, but heads have {head_dim}")
 
 
 def _gguf_vocab_size(reader: Reader, tokenizer: Reader) -> int:

@@ -1,6 +1,6 @@
 """Names of a dense decoder's weights in checkpoints, and the parameters they become."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagoda.arch.spec import WeightRule
 
@@ -41,10 +41,10 @@ def config_rules(
         gate_up=tuple(mlp + name for name in gate_up),
         down=mlp + "down_proj",
     )
-    return _rules(names, traits, tied, ())
+    return _rules(names, traits, tied)
 
 
-def gguf_rules(traits: Traits, tied: bool, permuted_head_dim: int) -> tuple[WeightRule, ...]:
+def gguf_rules(traits: Traits, tied: bool) -> tuple[WeightRule, ...]:
     """Names as llama.cpp writes them (gguf-py/gguf/constants.py, TENSOR_NAMES)."""
     layer = "blk.{layer}."
     qkv = ("attn_qkv",) if traits.fused_qkv else ("attn_q", "attn_k", "attn_v")
@@ -62,8 +62,20 @@ def gguf_rules(traits: Traits, tied: bool, permuted_head_dim: int) -> tuple[Weig
         gate_up=tuple(layer + name for name in gate_up),
         down=layer + "ffn_down",
     )
-    unpermute = (permuted_head_dim, permuted_head_dim, 0) if permuted_head_dim else ()
-    return _rules(names, traits, tied, unpermute)
+    return _rules(names, traits, tied)
+
+
+def with_pairs_side_by_side(
+    rules: tuple[WeightRule, ...], head_dim: int, rotary_dim: int
+) -> tuple[WeightRule, ...]:
+    """Of a checkpoint whose rows of q and k have the two of a rotary pair next to each other."""
+    turning = None if rotary_dim == head_dim else rotary_dim
+    return tuple(
+        replace(rule, unpermute=(head_dim, head_dim, 0), turning=turning)
+        if rule.param.startswith("layers.{layer}.attention.qkv.")
+        else rule
+        for rule in rules
+    )
 
 
 @dataclass(frozen=True)
@@ -83,15 +95,13 @@ class _Names:
     down: str
 
 
-def _rules(
-    names: _Names, traits: Traits, tied: bool, unpermute: tuple[int, ...]
-) -> tuple[WeightRule, ...]:
+def _rules(names: _Names, traits: Traits, tied: bool) -> tuple[WeightRule, ...]:
     layer = "layers.{layer}."
     attention = layer + "attention."
     rules = [
         WeightRule("embed.weight", (names.embed,)),
         WeightRule(layer + "attention_norm.weight", (names.attention_norm,)),
-        *linear_rules(attention + "qkv", names.qkv, traits.qkv_bias, unpermute),
+        *linear_rules(attention + "qkv", names.qkv, traits.qkv_bias),
         *linear_rules(attention + "output", (names.output,), traits.output_bias),
         WeightRule(layer + "mlp_norm.weight", (names.mlp_norm,)),
         *linear_rules(layer + "mlp.gate_up", names.gate_up, traits.mlp_bias),
@@ -106,12 +116,7 @@ def _rules(
     return tuple(rules)
 
 
-def linear_rules(
-    param: str, sources: tuple[str, ...], bias: bool = True, unpermute: tuple[int, ...] = ()
-) -> list[WeightRule]:
+def linear_rules(param: str, sources: tuple[str, ...], bias: bool = True) -> list[WeightRule]:
     """Rules for a layer with a weight and, with `bias`, one of these."""
     kinds = (".weight", ".bias") if bias else (".weight",)
-    return [
-        WeightRule(param + kind, tuple(source + kind for source in sources), unpermute)
-        for kind in kinds
-    ]
+    return [WeightRule(param + kind, tuple(source + kind for source in sources)) for kind in kinds]

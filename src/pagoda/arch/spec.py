@@ -290,8 +290,10 @@ class WeightRule:
     param: str
     sources: tuple[str, ...]
     unpermute: tuple[int, ...] = ()
-    """Per shard, the head size whose rotary pairs llama.cpp stored interleaved (0: as it is).
-    The loader puts the halves back: whole rows move, so block formats survive it."""
+    """Per shard, the head size whose rotary pairs are stored side by side (0: as it is). The loader
+    puts them into halves: whole rows move, so block formats survive it."""
+    turning: int | None = None
+    """Rows of such a head that have pairs, the first ones (None: all)."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
     pieces: tuple[RowPiece | None, ...] = ()

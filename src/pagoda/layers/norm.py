@@ -95,6 +95,24 @@ class ProjectionNorm(WeightedLayer):
         x.copy_(x.float() * factor * self.weight)
 
 
+class CenteredNorm(Vector):
+    """As RMSNorm, of what is left when the mean is taken off: a LayerNorm without bias."""
+
+    def __init__(self, context: LayerContext, size: int, eps: float):
+        super().__init__(context, size)
+        self.eps = eps
+        self._bias = torch.zeros_like(self.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, size], normalized: the same shape and dtype."""
+        return ops.layer_norm(x, self.weight, self._bias, self.eps)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `RMSNorm.add`."""
+        normed = ops.layer_norm(x, self.weight, self._bias, self.eps, residual)
+        return normed, ops.add_gated(residual, x, None)
+
+
 class LayerNorm(WeightedLayer):
     """Normalizes the last dimension to mean 0 and variance 1; weight and bias stay in fp32."""
 

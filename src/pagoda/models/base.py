@@ -13,7 +13,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
-from pagoda.layers.norm import RMSNorm
+from pagoda.layers.norm import CenteredNorm, RMSNorm
 from pagoda.layers.taps import LayerTaps
 from pagoda.layers.vision import Grid, Slices
 
@@ -113,6 +113,8 @@ class CausalLM(Model):
     """Embedding, a stack of `layer_class`, a final norm, and an output head."""
 
     layer_class: type[DecoderLayer]
+    norm_class: type[RMSNorm] | type[CenteredNorm] = RMSNorm
+    """Of the final norm."""
     draft_head_class: Callable[["CausalLM", DraftHeadSpec], DraftHead]
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
@@ -121,7 +123,7 @@ class CausalLM(Model):
         self.layers = nn.ModuleList(
             self.layer_class(context, spec, layer, index) for index, layer in enumerate(spec.layers)
         )
-        self.norm = RMSNorm(context, spec.hidden_size, spec.norm_eps)
+        self.norm = self.norm_class(context, spec.hidden_size, spec.norm_eps)
         if spec.tie_word_embeddings:
             self.head = self.embed
         else:

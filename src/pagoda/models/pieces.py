@@ -22,6 +22,8 @@ class Piece:
     shape: tuple[int, ...]
     """That the whole tensor must have."""
     unpermute: int = 0
+    turning: int | None = None
+    """As in WeightRule."""
     expert: int | None = None
     """Place on the first dimension of a stack; None for a tensor that is one matrix."""
     rows: RowPiece | None = None
@@ -46,7 +48,7 @@ class Piece:
             raw = _joined([chosen[rows] for rows in target.rows or (slice(None),)], 0)
         else:
             raw = _joined([self._matrix(checkpoint, info, target, rows) for rows in runs], 0)
-        return _unpermuted(raw, self.unpermute) if self.unpermute else raw
+        return _unpermuted(raw, self.unpermute, self.turning) if self.unpermute else raw
 
     def _matrix(
         self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget, rows: slice | None
@@ -104,7 +106,7 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
         rows, *columns = target.shape
         if part is not None:
             rows = rows // part.count * part.period
-        yield Piece(source, (rows, *columns), size, rows=part, value=rule.value)
+        yield Piece(source, (rows, *columns), size, rule.turning, rows=part, value=rule.value)
 
 
 def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
@@ -122,7 +124,7 @@ def _fused_pieces(
     for end, target, size in zip(ends, targets, unpermute, strict=True):
         rows, *columns = target.shape
         piece = RowPiece(ends[-1], end - rows, rows)
-        yield Piece(source, (ends[-1], *columns), size, rows=piece)
+        yield Piece(source, (ends[-1], *columns), size, rule.turning, rows=piece)
 
 
 def _expert_pieces(
@@ -141,7 +143,7 @@ def _expert_pieces(
         if single:
             yield Piece(rule.sources[expert * per_expert + source], shape, rows=piece)
             continue
-        yield Piece(rule.sources[source], (experts.count, *shape), 0, expert, piece)
+        yield Piece(rule.sources[source], (experts.count, *shape), expert=expert, rows=piece)
 
 
 def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
@@ -158,10 +160,14 @@ def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _unpermuted(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of each head from (pair, half) order back to (half, pair) order.
+def _unpermuted(rows: torch.Tensor, head_dim: int, turning: int | None) -> torch.Tensor:
+    """Rows of each head from (pair, half) order back to (half, pair) order, but those behind
+    `turning`.
 
-    The inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
+    Of whole heads the inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
-    out: torch.Tensor = rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
-    return out
+    heads = rows.unflatten(0, (-1, head_dim))
+    halves = heads[:, :turning].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    if turning is not None:
+        halves = torch.cat((halves, heads[:, turning:]), 1)
+    return halves.flatten(0, 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, shared_rules, with_experts
-from pagoda.arch.names import Traits, config_rules
+from pagoda.arch.names import Traits, config_rules, with_pairs_side_by_side
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -64,7 +64,10 @@ def _from_config(config: Mapping[str, Any], architecture: str, prefix: str, head
         scaling = QueryScaling(reader.number("attn_scale", 0.1), length, offset=1)
     experts = _experts(reader, "num_local_experts", "num_experts_per_tok", "intermediate_size")
     rules = config_rules(traits, spec.tie_word_embeddings, prefix, head)
-    spec = replace(spec, weights=tuple(_config_rule(rule, spec) for rule in rules))
+    # Rotary pairs lie side by side, as llama.cpp has them of other models.
+    size = spec.attentions[0].head_dim
+    rules = with_pairs_side_by_side(rules, size, size)
+    spec = replace(spec, weights=tuple(map(_config_rule, rules)))
     spec = _with_attention(spec, scaling, normalized=reader.flag("use_qk_norm", True))
     source = prefix + "layers.{layer}.feed_forward."
     return with_experts(
@@ -72,11 +75,7 @@ def _from_config(config: Mapping[str, Any], architecture: str, prefix: str, head
     )
 
 
-def _config_rule(rule: WeightRule, spec: ModelSpec) -> WeightRule:
-    """Rotary pairs lie side by side, as llama.cpp has them of other models."""
-    if ".attention.qkv." in rule.param:
-        size = spec.attentions[0].head_dim
-        return replace(rule, unpermute=(size, size, 0))
+def _config_rule(rule: WeightRule) -> WeightRule:
     return replace(rule, sources=tuple(x.replace(".mlp.", ".feed_forward.") for x in rule.sources))
 
 
