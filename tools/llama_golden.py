@@ -140,6 +140,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "glm4": ("Glm4ForCausalLM", {"head_dim": 32}),
+    "glm4moe": (
+        "Glm4MoeForCausalLM",
+        {
+            "head_dim": 32, "n_routed_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32, "first_k_dense_replace": 1, "attention_bias": True,
+            "use_qk_norm": True, "routed_scaling_factor": 1.5, "num_nextn_predict_layers": 0,
+        },
+    ),
     "cohere2": (
         "Cohere2ForCausalLM",
         {
@@ -222,6 +231,8 @@ def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) 
             values = np.round(chance.standard_normal(weight.shape) * 1.2) / 8
             weight.copy_(torch.from_numpy(values) + (1.0 if "norm" in name else 0.0))
         for name, number in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                number.copy_(torch.from_numpy(chance.randint(-2, 3, number.shape) / 8))
             if name.endswith("layer_scalar"):
                 number.copy_(torch.tensor(chance.randint(4, 12) / 8))
     model.save_pretrained(folder)

@@ -27,6 +27,7 @@ def _save(folder: Path, family: str, sizes: dict):
         ("qwen3_5_moe", tiny.QWEN3_5_MOE),
         ("llama4", tiny.LLAMA4),
         ("mixtral", tiny.MIXTRAL),
+        ("glm4_moe", tiny.GLM4_MOE),
     ],
 )
 def test_greedy_texts_are_those_of_transformers(family, sizes, tmp_path):

@@ -48,6 +48,43 @@ def test_reference_route():
     check_route(ref.route)
 
 
+def expected_corrected(logits, added, top_k, scoring, groups, top_groups):
+    """Of one token: ids and weights, by numbers without equals."""
+    shares = 1 / (1 + np.exp(-logits)) if scoring == "sigmoid" else softmax(logits)
+    keys = (shares + added).reshape(groups, -1)
+    best = np.sort(keys, axis=1)[:, -2:].sum(1)
+    opened = np.argsort(-best)[:top_groups]
+    keys[[group for group in range(groups) if group not in opened]] = -np.inf
+    ids = np.argsort(-keys.ravel())[:top_k]
+    return ids, shares[ids]
+
+
+def check_corrected_route(route) -> None:
+    """`route(logits, top_k, scoring, renormalize, scales, correction)`."""
+    torch.manual_seed(0)
+    for count, top_k, groups, top_groups in (
+        (4, 4, 1, 1), (32, 4, 1, 1), (32, 6, 8, 3), (129, 8, 1, 1), (12, 3, 4, 2), (128, 8, 64, 4),
+    ):  # fmt: skip
+        logits, added = torch.randn(40, count) * 2, torch.randn(count) / 3
+        correction = ops.Correction(added, groups, top_groups)
+        for scoring in ("softmax", "sigmoid"):
+            ids, weights, _ = route(logits, top_k, scoring, False, None, correction)
+            scales = torch.full((count,), 2.5)
+            shares = route(logits, top_k, scoring, True, scales, correction)[1]
+            for row, numbers in enumerate(logits.double().numpy()):
+                mine, alone = expected_corrected(
+                    numbers, added.double().numpy(), top_k, scoring, groups, top_groups
+                )
+                assert ids[row].tolist() == mine.tolist()
+                np.testing.assert_allclose(weights[row].numpy(), alone, rtol=1e-5)
+                expected = 2.5 * alone / alone.sum()
+                np.testing.assert_allclose(shares[row].numpy(), expected, rtol=1e-5)
+
+
+def test_reference_corrected_route():
+    check_corrected_route(ref.route)
+
+
 def gated(x: np.ndarray, gating: ops.Gating) -> np.ndarray:
     gate, up = np.split(x, 2)
     if gating.limit:

@@ -36,6 +36,18 @@ def poisoned_outputs() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 43, 576])
+def test_norm_in_place(ops, rows, size):
+    whole, weight = torch.randn(rows, size + 20), torch.randn(size)
+    kept, expected = whole.clone(), whole.clone()
+    expected[:, 7 : 7 + size] = norm.rms_norm(whole[:, 7 : 7 + size], weight, 1e-5)
+    ops.norm_in_place(whole[:, 7 : 7 + size], weight, 1e-5)
+    torch.testing.assert_close(whole, expected)
+    assert torch.equal(whole[:, :7], kept[:, :7])
+    assert torch.equal(whole[:, 7 + size :], kept[:, 7 + size :])
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", [1, 16, 43, 576])
 def test_rms_norm(ops, rows, size):
     x, residual, weight = torch.randn(rows, size), torch.randn(rows, size), torch.randn(size)

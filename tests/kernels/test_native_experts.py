@@ -8,7 +8,13 @@ from pagoda.kernels import cpu, ops
 from pagoda.kernels.ref import experts as ref
 from tests.kernels import packed
 from tests.kernels.packed import _native
-from tests.kernels.test_experts import GATINGS, check_route, expected_mix, random_experts
+from tests.kernels.test_experts import (
+    GATINGS,
+    check_corrected_route,
+    check_route,
+    expected_mix,
+    random_experts,
+)
 
 from pagoda.kernels.cpu.ops import CpuOps  # isort: skip - behind the skip
 
@@ -38,6 +44,17 @@ def pack(weight: torch.Tensor, parts: int, bias: torch.Tensor | None) -> ops.Pac
 
 def test_route(native):
     check_route(CpuOps(native).route)
+
+
+def test_corrected_route(native):
+    check_corrected_route(CpuOps(native).route)
+
+
+@pytest.mark.parametrize(("groups", "top_groups"), [(5, 1), (4, 1), (4, 5), (0, 0)])
+def test_groups_that_cannot_be(groups, top_groups, native):
+    correction = ops.Correction(torch.zeros(8), groups, top_groups)
+    with pytest.raises(ValueError, match="group"):
+        CpuOps(native).route(torch.randn(2, 8), 3, "sigmoid", True, None, correction)
 
 
 def test_route_of_rows_apart(native):

@@ -19,6 +19,7 @@ MODELS = {
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),
     "command r7b": ("cohere2", tiny.COHERE2),
 }  # fmt: skip
 

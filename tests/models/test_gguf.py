@@ -49,6 +49,8 @@ MODELS = {
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "glm-4": ("glm4", {"head_dim": 32}),
+    "glm-4.5": ("glm4_moe", {**tiny.GLM4_MOE, "use_qk_norm": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     # llama.cpp has the clamp of the published models alone.

@@ -26,6 +26,8 @@ FAMILIES = {
     "cohere2": tiny.COHERE2,
     "gemma4": tiny.GEMMA4_MOE,
     "gemma4_vision": tiny.GEMMA4,
+    "glm4": {"head_dim": 16},
+    "glm4_moe": tiny.GLM4_MOE,
     "gpt_oss": {**tiny.GPT_OSS, "num_local_experts": 8},
     "granite": MULTIPLIERS,
     "granite4": GRANITE4,

@@ -171,6 +171,19 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "glm-4": ("glm4", {"head_dim": 24}),
+    "glm-4 tied, no biases": (
+        "glm4", {"head_dim": 16, "attention_bias": False, "tie_word_embeddings": True},
+    ),
+    "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),
+    "glm-4.5 groups, normed heads": (
+        "glm4_moe",
+        {
+            **tiny.GLM4_MOE, "n_routed_experts": 12, "n_group": 4, "topk_group": 2,
+            "use_qk_norm": True, "attention_bias": False, "norm_topk_prob": False,
+            "n_shared_experts": 2, "first_k_dense_replace": 2,
+        },
+    ),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "command r7b options": (
         "cohere2",

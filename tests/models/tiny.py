@@ -13,6 +13,10 @@ from transformers import (
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
     Gemma4TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -88,6 +92,8 @@ FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
+    "glm4": (Glm4Config, Glm4ForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -155,6 +161,11 @@ MINISTRAL3 = {
     },
 }  # fmt: skip
 COHERE2 = {"num_hidden_layers": 4, "sliding_window": 13, "logit_scale": 0.5, "pad_token_id": 0}
+GLM4_MOE = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
+    "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "attention_bias": True,
+    "num_nextn_predict_layers": 0,
+}  # fmt: skip
 OLMO3 = {
     "num_hidden_layers": 4, "sliding_window": 13,
     "rope_parameters": {
@@ -197,6 +208,8 @@ def randomize(model: PreTrainedModel) -> None:
     for name, number in model.named_buffers():
         if name.endswith(("layer_scalar", "std_bias", "std_scale")):
             number.copy_(1.0 + 0.15 * torch.randn(number.shape))
+        if name.endswith("e_score_correction_bias"):
+            number.copy_(0.2 * torch.randn(number.shape))
 
 
 def load(

@@ -39,6 +39,12 @@ _TENSORS = {
     "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.gate.e_score_correction": "exp_probs_b",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
     "experts.gate_up_proj": "ffn_gate_up_exps",
     "experts.down_proj": "ffn_down_exps",
     "router.proj": "ffn_gate_inp",
@@ -50,15 +56,16 @@ _TENSORS = {
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
-_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe")
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
-    ("gpt-oss", "gemma4", "olmo2", "seed_oss"), {"post_attention_layernorm": "post_attention_norm"}
+    ("gpt-oss", "gemma4", "olmo2", "seed_oss", "glm4moe"),
+    {"post_attention_layernorm": "post_attention_norm"},
 )
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
-    "olmo3": "olmo2",
+    "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -111,6 +118,8 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
         stem, _, kind = name.rpartition(".")
         if kind in ("sinks", "layer_scalar"):
             yield f"{name}.weight", weight
+        elif kind == "e_score_correction_bias":
+            yield f"{stem}.e_score_correction.bias", weight
         elif kind == "scale":
             yield stem + ".proj.scale", weight
         elif kind == "per_expert_scale":
@@ -150,11 +159,19 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
         writer.add_expert_used_count(config.num_experts_per_tok)
         if config.model_type != "mixtral":
-            writer.add_expert_feed_forward_length(
-                config.moe_intermediate_size if qwen else config.intermediate_size
-            )
+            size = getattr(config, "moe_intermediate_size", config.intermediate_size)
+            writer.add_expert_feed_forward_length(size)
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
+    if config.model_type in ("glm4", "glm4_moe"):
+        share = config.rope_parameters["partial_rotary_factor"]
+        writer.add_rope_dimension_count(int(config.head_dim * share))
+    if config.model_type == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     if llama4:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)

@@ -1,7 +1,7 @@
-"""Draft heads of Qwen3-Next, 3.5 and 3.6 (MTP), as transformers' checkpoints and GGUF files have
-them.
+"""Draft heads of Qwen3-Next, 3.5 and 3.6 and of GLM-4.5 and 4.6 (MTP), as transformers' checkpoints
+and GGUF files have them.
 
-Facts: `mtp.*` tensors and config.json of Qwen/Qwen3.5-27B, vLLM's qwen3_next_mtp.py and
+Facts: `mtp.*` tensors and config.json of Qwen/Qwen3.5-27B, those of zai-org/GLM-4.5-Air, vLLM's qwen3_next_mtp.py and
 qwen3_5_mtp.py, llama.cpp's src/models/qwen35.cpp.
 """
 
@@ -52,6 +52,26 @@ def with_gguf_draft_head(
         if f"{block}nextn.{own}.weight" in tensor_names:
             sources[name] = f"{block}nextn.{own}.weight"
     return _with_head(spec, sources, block, block + "*", norm="x")
+
+
+def with_nextn_draft_head(spec: ModelSpec, reader: Reader) -> ModelSpec:
+    """`spec` with the head that the layer behind its own is, as DeepSeek's checkpoints name it."""
+    count = reader.integer("num_nextn_predict_layers", MAX_LAYERS, 0, minimum=0)
+    layers = range(len(spec.layers), len(spec.layers) + count)
+    patterns = tuple(f"model.layers.{layer}.*" for layer in layers)
+    spec = replace(spec, ignored_weights=(*spec.ignored_weights, *patterns))
+    if count != 1:
+        return spec
+    prefix = f"model.layers.{layers[0]}."
+    sources = {
+        "fc": prefix + "eh_proj.weight",
+        "embedding_norm": prefix + "enorm.weight",
+        "hidden_norm": prefix + "hnorm.weight",
+        "norm": prefix + "shared_head.norm.weight",
+        "embed": prefix + "embed_tokens.weight",
+        "head": prefix + "shared_head.head.weight",
+    }
+    return _with_head(spec, sources, prefix, *patterns, norm="x")
 
 
 def draft_head_as_found(spec: ModelSpec, tensor_names: Collection[str]) -> ModelSpec:

@@ -82,6 +82,10 @@ def _router_rule(experts: MoeSpec, source: str, gate: str) -> WeightRule:
     return WeightRule(_PARAM + "router.weight", (source, gate) if gated else (source,))
 
 
+def correction_rules(source: str) -> list[WeightRule]:
+    return [WeightRule(_PARAM + "correction.weight", (source,))]
+
+
 def shared_rules(experts: MoeSpec, names: str) -> list[WeightRule]:
     """`names` has {part} for gate, up and down."""
     if experts.shared is None:
@@ -131,6 +135,8 @@ def gguf_rules(experts: MoeSpec, layout: Layout = "stacked") -> list[WeightRule]
         *linear_rules(_PARAM + "down", (down,), experts.bias),
     ]
     router = [_router_rule(experts, layer + "gate_inp.weight", layer + "gate_inp_shexp.weight")]
+    if experts.corrected:
+        router += correction_rules("blk.{layer}.exp_probs_b.bias")
     if experts.bias:
         router.append(WeightRule(_PARAM + "router.bias", (layer + "gate_inp.bias",)))
     shared = shared_rules(experts, layer + "{part}_shexp")

@@ -1,5 +1,6 @@
 """Names of a dense decoder's weights in checkpoints, and the parameters they become."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from pagoda.arch.spec import WeightRule
@@ -74,6 +75,16 @@ def with_pairs_side_by_side(
         replace(rule, unpermute=(head_dim, head_dim, 0), turning=turning)
         if rule.param.startswith("layers.{layer}.attention.qkv.")
         else rule
+        for rule in rules
+    )
+
+
+def with_sources(rules: Iterable[WeightRule], sources: Mapping[str, str]) -> tuple[WeightRule, ...]:
+    """Of a checkpoint that has other names for some of a layer's parameters: `mlp_norm.weight` to
+    `blk.{layer}.post_attention_norm.weight`."""
+    named = {"layers.{layer}." + param: source for param, source in sources.items()}
+    return tuple(
+        replace(rule, sources=(named[rule.param],)) if rule.param in named else rule
         for rule in rules
     )
 

@@ -131,8 +131,17 @@ class MoeSpec:
     scoring: Literal["softmax", "topk_softmax", "sigmoid"] = "softmax"
     """A weight is the expert's share of a softmax over all experts, over the chosen ones, or the
     sigmoid of its own logit."""
+    corrected: bool = False
+    """Experts are chosen by their weight plus a number of each one's own, which the weight itself
+    is without."""
+    groups: int = 1
+    """With `corrected`: experts lie in so many equal groups."""
+    top_groups: int = 1
+    """Experts are chosen from so many groups, those whose two best add up to most."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
+    scale: float = 1.0
+    """What weights are multiplied with at last."""
     expert_scales: bool = False
     """Each expert has a number that its weights are multiplied with at last."""
     activation: Activation = "silu"

@@ -100,6 +100,7 @@ soft_cap = _by_first(Ops.soft_cap)
 route = _by_first(Ops.route)
 Routed = experts.Routed
 Beside = experts.Beside
+Correction = experts.Correction
 Gating = experts.Gating
 PlainExperts = experts.PlainExperts
 PackedExperts = packed_experts.PackedExperts

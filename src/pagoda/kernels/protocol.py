@@ -10,7 +10,7 @@ import torch
 
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.ref.experts import Routed
+from pagoda.kernels.ref.experts import Correction, Routed
 
 Tensor = torch.Tensor
 
@@ -143,11 +143,13 @@ class Ops(Protocol):
         scoring: str = "softmax",
         renormalize: bool = False,
         scales: Tensor | None = None,
+        correction: Correction | None = None,
     ) -> Routed:
         """The experts with the largest logits of [tokens, experts], falling, the lower ids first
         of equals.
 
         A weight is the expert's share of a `softmax` over all, its share of one over the chosen
         (`topk_softmax`), or the `sigmoid` of its logit; with `renormalize` divided by their sum,
-        and at last multiplied by the expert's own of fp32 `scales` [experts].
+        and at last multiplied by the expert's own of fp32 `scales` [experts]. With a correction
+        experts are chosen by their `softmax` or `sigmoid` plus their number.
         """

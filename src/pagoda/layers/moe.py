@@ -109,6 +109,10 @@ class MixtureOfExperts(nn.Module):
         down = ExpertSizes(count, 1, hidden_size, size)
         self.down = ExpertMatrices(context, held, down, spec.bias)
         self.scales = Vector(context, spec.num_experts) if spec.expert_scales else None
+        self._scale = None
+        if spec.scale != 1.0:
+            self._scale = torch.full((spec.num_experts,), spec.scale, device=context.device)
+        self.correction = Vector(context, spec.num_experts) if spec.corrected else None
         clamped = spec.clamped
         if clamped is None:
             self._gating = ops.Gating(activation=spec.activation)
@@ -124,8 +128,11 @@ class MixtureOfExperts(nn.Module):
         spec = self.spec
         logits = self.router(x if routed_by is None else routed_by)
         chosen, gate = logits[:, : spec.num_experts], logits[:, spec.num_experts :]
-        scales = None if self.scales is None else self.scales.weight
-        routed = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales)
+        scales = self._scale if self.scales is None else self.scales.weight
+        correction = None
+        if self.correction is not None:
+            correction = ops.Correction(self.correction.weight, spec.groups, spec.top_groups)
+        routed = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales, correction)
         form = ops.mix_experts
         if spec.shared is not None:
             # Its part is added before the ranks' parts add up: one exchange for both.

@@ -31,6 +31,8 @@ MODELS = Registry(
         "Gemma4ForConditionalGeneration": "pagoda.models.gemma4:Gemma4",
         "Olmo2ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
         "Olmo3ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
+        "Glm4ForCausalLM": "pagoda.models.gemma4:Gemma4",
+        "Glm4MoeForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
         "Cohere2ForCausalLM": "pagoda.models.cohere2:Cohere2ForCausalLM",
         "SeedOssForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",

@@ -22,6 +22,16 @@ def test_rms_norm(shape, dtype, device):
     torch.testing.assert_close(norm.rms_norm(x, weight, EPS), expected, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_norm_in_place(dtype, device):
+    whole = spread_rows((5, 60), dtype, device)
+    weight = torch.randn(43, device=device)
+    expected = whole.clone()
+    expected[:, 9:52] = reference.rms_norm(whole[:, 9:52], weight, EPS)
+    norm.norm_in_place(whole[:, 9:52], weight, EPS)
+    torch.testing.assert_close(whole, expected, **TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("wide", [True, False], ids=["fp32 sums", "narrow sums"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
+from pagoda.kernels import ops
 from pagoda.kernels.ref import experts as reference
 from pagoda.kernels.triton.products import routing
 from pagoda.kernels.triton.products.routing import MOST_ALONE
@@ -26,6 +27,22 @@ def test_route(experts, top_k, scoring, renormalize, dtype, device):
     arguments = (logits, top_k, scoring, renormalize, scales)
     weights = reference.route(*arguments)[1]
     torch.testing.assert_close(routing.route(*arguments)[1], weights, rtol=2e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(5, 5), (37, 3), (130, 8)])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize(("groups", "top_groups"), [(1, 1), (5, 3)])
+def test_corrected_route(experts, top_k, scoring, groups, top_groups, device):
+    experts += -experts % groups
+    top_k = min(top_k, experts // groups * top_groups)
+    experts = max(experts, 2 * groups)
+    logits = spread_rows((7, experts), torch.float32, device) * 2
+    correction = ops.Correction(torch.randn(experts, device=device) / 3, groups, top_groups)
+    arguments = (logits, top_k, scoring, True, torch.rand(experts, device=device), correction)
+    ids, weights, _ = reference.route(*arguments)
+    found = routing.route(*arguments)
+    assert torch.equal(found[0], ids)
+    torch.testing.assert_close(found[1], weights, rtol=2e-6, atol=1e-7)
 
 
 def test_ids_stay_in_range_whatever_the_logits(device):

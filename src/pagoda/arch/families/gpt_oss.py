@@ -8,7 +8,7 @@ from typing import Any
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.families.qwen2 import layer_windows
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, with_experts
-from pagoda.arch.names import Traits, linear_rules
+from pagoda.arch.names import Traits, linear_rules, with_sources
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -60,8 +60,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         ClampedSwiglu(),
     )
     spec = with_experts(spec, experts, range(num_layers), gguf_rules(experts))
-    norm = WeightRule(_LAYER + "mlp_norm.weight", ("blk.{layer}.post_attention_norm.weight",))
-    weights = tuple(norm if rule.param == norm.param else rule for rule in spec.weights)
+    norm = {"mlp_norm.weight": "blk.{layer}.post_attention_norm.weight"}
+    weights = with_sources(spec.weights, norm)
     layers = tuple(_exact_yarn(layer) for layer in spec.layers)
     spec = replace(spec, weights=weights, layers=layers)
     return _with_sinks(spec, "blk.{layer}.attn_sinks.weight")

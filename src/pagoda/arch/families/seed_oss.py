@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
-from pagoda.arch.names import Traits
+from pagoda.arch.names import Traits, with_sources
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.spec import ModelSpec
 
@@ -29,10 +29,5 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     traits = Traits(qkv_bias="blk.0.attn_q.bias" in tensor_names)
     spec = spec_from_gguf(reader, tokenizer, _NAME, traits, tensor_names)
     # llama.cpp calls the norm in front of the feed-forward part by another name here.
-    weights = tuple(
-        replace(rule, sources=("blk.{layer}.post_attention_norm.weight",))
-        if rule.param == "layers.{layer}.mlp_norm.weight"
-        else rule
-        for rule in spec.weights
-    )
-    return replace(spec, weights=weights)
+    norm = {"mlp_norm.weight": "blk.{layer}.post_attention_norm.weight"}
+    return replace(spec, weights=with_sources(spec.weights, norm))

@@ -5,6 +5,7 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu._native import (
+    MAX_GROUPS,
     MAX_KEY_DIM,
     MAX_TOP_K,
     VALUE_DIM_UNIT,
@@ -21,7 +22,7 @@ from pagoda.kernels.cpu.attention import CpuAttention
 from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
-from pagoda.kernels.ref.experts import Routed
+from pagoda.kernels.ref.experts import Correction, Routed
 from pagoda.kernels.workspace import empty
 
 Tensor = torch.Tensor
@@ -252,6 +253,7 @@ class CpuOps(CpuAttention):
         scoring: str = "softmax",
         renormalize: bool = False,
         scales: Tensor | None = None,
+        correction: Correction | None = None,
     ) -> Routed:
         """As `Ops.route`."""
         rows, count = _dims("logits", logits, 2)
@@ -260,10 +262,15 @@ class CpuOps(CpuAttention):
             raise ValueError(f"top_k is {top_k}; there are {count} experts.")
         if scales is not None:
             _check("scales", scales, torch.float32, (count,))
+        added, groups, top_groups = correction or (None, 1, 1)
+        if added is not None:
+            _check("added", added, torch.float32, (count,))
+            _check_groups(count, groups, top_groups, top_k)
         ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
         self._native.route(
             logits.data_ptr(), rows, logits.stride(0), count, top_k, getattr(Scoring, scoring),
-            renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales),
+            renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales), _address(added),
+            groups, top_groups,
         )  # fmt: skip
         return Routed(ids, weights)
 
@@ -333,6 +340,13 @@ class CpuOps(CpuAttention):
         self._native.mask_logits(
             logits.data_ptr(), size, index.data_ptr(), count, masks.data_ptr(), words
         )
+
+
+def _check_groups(count: int, groups: int, top_groups: int, top_k: int) -> None:
+    if not 1 <= groups <= MAX_GROUPS or count % groups:
+        raise ValueError(f"{count} experts cannot lie in {groups} equal groups.")
+    if not 1 <= top_groups <= groups or count // groups * top_groups < top_k:
+        raise ValueError(f"{top_groups} of {groups} groups have too few experts for {top_k}.")
 
 
 def _slots(slots: StateSlots, rows: int) -> NativeSlots:

@@ -51,6 +51,18 @@ class Routed(NamedTuple):
     """Where a form has worked it out for its `mix_experts`."""
 
 
+class Correction(NamedTuple):
+    """What experts are chosen by, beside their weights."""
+
+    added: Tensor
+    """fp32 [experts]: what each one's weight is more for that."""
+    groups: int = 1
+    """Experts lie in so many equal groups."""
+    top_groups: int = 1
+    """So many of them are open to choice: those whose two best add up to most, the lower ones first
+    of equals."""
+
+
 class Beside(NamedTuple):
     """What is added to a mixture: what a shared expert made of the same tokens."""
 
@@ -66,10 +78,15 @@ def route(
     scoring: str = "softmax",
     renormalize: bool = False,
     scales: Tensor | None = None,
+    correction: Correction | None = None,
 ) -> Routed:
     """As `Ops.route`."""
     logits = logits.float()
-    ids = logits.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
+    keys = logits
+    if correction is not None:
+        shares = logits.sigmoid() if scoring == "sigmoid" else logits.softmax(-1)
+        keys = _open(shares + correction.added, correction)
+    ids = keys.argsort(dim=-1, descending=True, stable=True)[:, :top_k]
     chosen = logits.gather(1, ids)
     if scoring == "softmax":
         weights = logits.softmax(-1).gather(1, ids)
@@ -78,6 +95,17 @@ def route(
     if renormalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return Routed(ids, weights if scales is None else weights * scales[ids])
+
+
+def _open(keys: Tensor, correction: Correction) -> Tensor:
+    """keys [tokens, experts], -inf in groups that are not open to choice."""
+    if correction.groups == correction.top_groups:
+        return keys
+    groups = keys.unflatten(-1, (correction.groups, -1))
+    best = groups.topk(2, dim=-1).values.sum(-1)
+    closed = best.argsort(dim=-1, descending=True, stable=True)[:, correction.top_groups :]
+    shut = torch.zeros_like(best, dtype=torch.bool).scatter_(1, closed, True)
+    return groups.masked_fill(shut[..., None], -torch.inf).flatten(1)
 
 
 def mix(

@@ -241,6 +241,8 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int | None) -> Iter
     yield ModelTensor(prefix + "router.weight", (count + gates, hidden), "router", layer=index)
     if spec.bias:
         yield ModelTensor(prefix + "router.bias", (count,), "vector", layer=index)
+    if spec.corrected:
+        yield from _norm(prefix + "correction", count, layer=index)
     if spec.expert_scales:
         yield from _norm(prefix + "scales", count, layer=index)
     for name, parts, columns, units in (

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from pagoda.kernels.ref.experts import Grouped, Routed
+from pagoda.kernels.ref import experts as reference
+from pagoda.kernels.ref.experts import Correction, Grouped, Routed
 from pagoda.kernels.triton.arrivals import arrivals
 from pagoda.kernels.triton.order import LEAST, index_of, packed, value_of
 
@@ -32,15 +33,23 @@ _CHANGING = ["tokens"]
 
 @triton.jit
 def _choose(
-    logits, scales, token, there, experts, stride, TOP_K: tl.constexpr, SCORING: tl.constexpr,
-    RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
+    logits, scales, added, token, there, experts, stride, TOP_K: tl.constexpr,
+    SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """(experts, their weights), each [tokens, BLOCK_K]."""
     expert = tl.arange(0, BLOCK)[None, :]
     known = there[:, None] & (expert < experts)
     at = logits + token.to(tl.int64)[:, None] * stride + expert
     row = tl.load(at, known, other=float("-inf")).to(tl.float32)
-    keys = tl.where(known, packed(row, expert), LEAST)
+    top = tl.max(row, axis=1)[:, None]
+    rank = row
+    if added is not None:
+        if SCORING == "sigmoid":
+            rank = tl.sigmoid(row)
+        else:
+            rank = tl.exp(row - top) / tl.sum(tl.exp(row - top), axis=1)[:, None]
+        rank += tl.load(added + expert, expert < experts, other=0.0)
+    keys = tl.where(known, packed(rank, expert), LEAST)
     place = tl.arange(0, BLOCK_K)[None, :]
     chosen = tl.full([token.shape[0], BLOCK_K], LEAST, tl.int64)
     for i in tl.static_range(TOP_K):
@@ -49,7 +58,9 @@ def _choose(
         chosen = tl.where(place == i, best, chosen)
     taken = there[:, None] & (place < TOP_K)
     index, logit = index_of(chosen), value_of(chosen)
-    top = tl.max(row, axis=1)[:, None]
+    if added is not None:
+        at = logits + token.to(tl.int64)[:, None] * stride + index
+        logit = tl.load(at, taken, other=0.0).to(tl.float32)
     if SCORING == "sigmoid":
         share = tl.sigmoid(logit)
     else:
@@ -106,8 +117,8 @@ def _place(
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _route(
-    logits, scales, ids, weights, counts, ranks, totals, offsets, order, arrived, tokens, experts,
-    stride, CHOOSES: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr,
+    logits, scales, added, ids, weights, counts, ranks, totals, offsets, order, arrived, tokens,
+    experts, stride, CHOOSES: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr,
     RENORMALIZE: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     chunk, chunks = tl.program_id(0), tl.num_programs(0)
@@ -117,8 +128,8 @@ def _route(
     taken = there[:, None] & (place < TOP_K)
     at = token[:, None] * TOP_K + place
     if CHOOSES:
-        expert, share = _choose(logits, scales, token, there, experts, stride, TOP_K, SCORING,
-                                RENORMALIZE, BLOCK, BLOCK_K)  # fmt: skip
+        expert, share = _choose(logits, scales, added, token, there, experts, stride, TOP_K,
+                                SCORING, RENORMALIZE, BLOCK, BLOCK_K)  # fmt: skip
         tl.store(ids + at, expert, taken)
         tl.store(weights + at, share, taken)
     else:
@@ -148,15 +159,19 @@ def route(
     scoring: str = "softmax",
     renormalize: bool = False,
     scales: Tensor | None = None,
+    correction: Correction | None = None,
 ) -> Routed:
-    """As `kernels.ops.route`."""
+    """As `kernels.ops.route`; groups of experts are torch's."""
+    if correction is not None and correction.groups > correction.top_groups:
+        return reference.route(logits, top_k, scoring, renormalize, scales, correction)
     tokens, experts = logits.shape
     ids = torch.empty((tokens, top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     groups = None
     if ids.numel() > min(MOST_ALONE, 2 * experts):
         groups = _empty_groups(ids, experts)
-    _launch(logits, scales, ids, weights, groups, experts, scoring, renormalize)
+    added = None if correction is None else correction.added
+    _launch(logits, scales, added, ids, weights, groups, experts, scoring, renormalize)
     return Routed(ids, weights, groups)
 
 
@@ -164,7 +179,7 @@ def group_by_expert(ids: Tensor, experts: int) -> Grouped:
     """The order of int64 `ids` [tokens, top_k], which are below `experts` and in memory end to
     end."""
     groups = _empty_groups(ids, experts)
-    _launch(None, None, ids, None, groups, experts)
+    _launch(None, None, None, ids, None, groups, experts)
     return groups
 
 
@@ -176,6 +191,7 @@ def _empty_groups(ids: Tensor, experts: int) -> Grouped:
 def _launch(
     logits: Tensor | None,
     scales: Tensor | None,
+    added: Tensor | None,
     ids: Tensor,
     weights: Tensor | None,
     groups: Grouped | None,
@@ -197,8 +213,8 @@ def _launch(
         ranks = torch.empty(ids.numel(), dtype=torch.int32, device=ids.device)
         arrived = arrivals(ids.device, 1)
     _route[(chunks,)](
-        logits, scales, ids, weights, counts, ranks, *(groups or (None,) * 3), arrived, tokens,
-        experts, 0 if logits is None else logits.stride(0), CHOOSES=logits is not None,
+        logits, scales, added, ids, weights, counts, ranks, *(groups or (None,) * 3), arrived,
+        tokens, experts, 0 if logits is None else logits.stride(0), CHOOSES=logits is not None,
         TOP_K=top_k, SCORING=scoring, RENORMALIZE=renormalize, TOKENS=each, BLOCK=block,
         BLOCK_K=block_k, num_warps=8 if groups is not None else 4,
     )  # fmt: skip

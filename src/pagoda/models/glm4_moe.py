@@ -1,0 +1,13 @@
+"""GLM-4.5 and 4.6 (arXiv 2508.06471).
+
+The layer is Llama's; partly rotated heads, experts and dense layers come from the spec.
+"""
+
+from pagoda.models.base import CausalLM
+from pagoda.models.llama import LlamaLayer
+from pagoda.models.mtp import MtpHead
+
+
+class Glm4MoeForCausalLM(CausalLM):
+    layer_class = LlamaLayer
+    draft_head_class = MtpHead
