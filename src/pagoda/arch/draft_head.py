@@ -1,8 +1,8 @@
 """Draft heads of Qwen3-Next, 3.5 and 3.6 and of GLM-4.5 and 4.6 (MTP), as transformers' checkpoints
 and GGUF files have them.
 
-Facts: `mtp.*` tensors and config.json of Qwen/Qwen3.5-27B, those of zai-org/GLM-4.5-Air, vLLM's qwen3_next_mtp.py and
-qwen3_5_mtp.py, llama.cpp's src/models/qwen35.cpp.
+Facts: `mtp.*` tensors and config.json of Qwen/Qwen3.5-27B, vLLM's qwen3_next_mtp.py,
+qwen3_5_mtp.py and glm4_moe_mtp.py, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp.
 """
 
 from collections.abc import Collection, Mapping
