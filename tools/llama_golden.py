@@ -140,6 +140,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 32, "pad_token_id": 0}),
+    "ernie4_5-moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32, "pad_token_id": 0,
+            "moe_num_shared_experts": 2,
+        },
+    ),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 32}),
     "glm4moe": (
         "Glm4MoeForCausalLM",

@@ -78,4 +78,6 @@ def test_reserved_rotary_tables_stay_where_they_are(model: CausalLM):
     before = table.upto(1).data_ptr()
     assert table.upto(5000).data_ptr() == before
     assert table.upto(5000).shape[0] >= 5000
-    assert all(layer.attention.rotary in (table, None) for layer in model.layers)
+    rotaries = {layer.attention.rotary for layer in model.layers} - {None}
+    assert rotaries == set(model.context.rotary.tables.values())
+    assert len(rotaries) == len({rotary.spec for rotary in rotaries})

@@ -49,6 +49,11 @@ MODELS = {
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "ernie 4.5": ("ernie4_5", {"head_dim": 32, "pad_token_id": 0}),
+    # The converter takes the shared experts' size from others.
+    "ernie 4.5 moe": (
+        "ernie4_5_moe", {**tiny.ERNIE4_5_MOE, "moe_intermediate_size": 32, "intermediate_size": 128}
+    ),
     "glm-4": ("glm4", {"head_dim": 32}),
     "glm-4.5": ("glm4_moe", {**tiny.GLM4_MOE, "use_qk_norm": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),

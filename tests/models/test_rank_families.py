@@ -24,6 +24,8 @@ FOUR_MIXED = {
 }  # fmt: skip
 FAMILIES = {
     "cohere2": tiny.COHERE2,
+    "ernie4_5": {"head_dim": 16, "pad_token_id": 0},
+    "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "gemma4": tiny.GEMMA4_MOE,
     "gemma4_vision": tiny.GEMMA4,
     "glm4": {"head_dim": 16},

@@ -171,6 +171,19 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "ernie 4.5": ("ernie4_5", {"head_dim": 24, "pad_token_id": 0}),
+    "ernie 4.5 tied, biases": (
+        "ernie4_5",
+        {"head_dim": 16, "pad_token_id": 0, "use_bias": True, "tie_word_embeddings": True},
+    ),
+    "ernie 4.5 moe": ("ernie4_5_moe", tiny.ERNIE4_5_MOE),
+    "ernie 4.5 moe, some layers dense": (
+        "ernie4_5_moe",
+        {
+            **tiny.ERNIE4_5_MOE, "num_hidden_layers": 6, "moe_layer_start_index": 1,
+            "moe_layer_end_index": 4, "moe_layer_interval": 2, "moe_num_shared_experts": 0,
+        },
+    ),
     "glm-4": ("glm4", {"head_dim": 24}),
     "glm-4 tied, no biases": (
         "glm4", {"head_dim": 16, "attention_bias": False, "tie_word_embeddings": True},

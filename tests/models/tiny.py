@@ -9,6 +9,10 @@ import torch
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -90,6 +94,8 @@ def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
 
 FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
+    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "glm4": (Glm4Config, Glm4ForCausalLM),
@@ -161,6 +167,9 @@ MINISTRAL3 = {
     },
 }  # fmt: skip
 COHERE2 = {"num_hidden_layers": 4, "sliding_window": 13, "logit_scale": 0.5, "pad_token_id": 0}
+ERNIE4_5_MOE = {
+    "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24, "pad_token_id": 0,
+}  # fmt: skip
 GLM4_MOE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "attention_bias": True,

@@ -43,6 +43,7 @@ _TENSORS = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.gate.moe_statics.e_score_correction": "exp_probs_b",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "experts.gate_up_proj": "ffn_gate_up_exps",
@@ -56,7 +57,7 @@ _TENSORS = {
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
-_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe")
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe")
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
     ("gpt-oss", "gemma4", "olmo2", "seed_oss", "glm4moe"),
@@ -65,7 +66,7 @@ _OWN = dict.fromkeys(
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
-    "olmo3": "olmo2", "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -119,7 +120,7 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
         if kind in ("sinks", "layer_scalar"):
             yield f"{name}.weight", weight
         elif kind == "e_score_correction_bias":
-            yield f"{stem}.e_score_correction.bias", weight
+            yield f"{stem}.e_score_correction.bias", weight.squeeze()
         elif kind == "scale":
             yield stem + ".proj.scale", weight
         elif kind == "per_expert_scale":
@@ -155,8 +156,8 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         _write_gemma4(writer, config)
         return
     if config.model_type in _MOE:
-        qwen = config.model_type == "qwen3_moe"
-        writer.add_expert_count(config.num_experts if qwen else config.num_local_experts)
+        names = ("num_experts", "num_local_experts")
+        writer.add_expert_count(next(getattr(config, x) for x in names if hasattr(config, x)))
         writer.add_expert_used_count(config.num_experts_per_tok)
         if config.model_type != "mixtral":
             size = getattr(config, "moe_intermediate_size", config.intermediate_size)
@@ -172,6 +173,11 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.model_type == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
+        shared = config.intermediate_size // config.num_key_value_heads
+        writer.add_expert_shared_feed_forward_length(shared)
     if llama4:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     writer.add_head_count(config.num_attention_heads)

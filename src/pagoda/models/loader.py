@@ -167,8 +167,8 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
 
 
 def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """A matrix of one row may be a vector in the file."""
-    return _flat(found) == _flat(wanted) or (len(found) == 1 and (1, *found) == wanted)
+    """A matrix of one row may be a vector, in the file or in the model."""
+    return _flat(found) == _flat(wanted) or (1, *found) == wanted or found == (1, *wanted)
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ MODELS = Registry(
         "Olmo3ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
         "Glm4ForCausalLM": "pagoda.models.gemma4:Gemma4",
         "Glm4MoeForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
+        "Ernie4_5ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Ernie4_5_MoeForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Cohere2ForCausalLM": "pagoda.models.cohere2:Cohere2ForCausalLM",
         "SeedOssForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
