@@ -1,5 +1,6 @@
 """Command R7B and Command A (arXiv 2504.00698): attention and feed-forward part stand side by side,
-behind one norm; three layers with a window to one without, whose queries and keys are not rotated."""
+behind one norm; three layers with a window to one without, whose queries and keys are not
+rotated."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace

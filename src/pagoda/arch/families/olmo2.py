@@ -1,6 +1,6 @@
 """OLMo 2 and 3 (arXiv 2501.00656, allenai.org/olmo): norms stand behind attention and feed-forward
-part, and q and k are normalized over all heads; in OLMo 3 three layers with a window to one without,
-which alone has its context stretched by YaRN."""
+part, and q and k are normalized over all heads; in OLMo 3 three layers with a window to one
+without, which alone has its context stretched by YaRN."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
