@@ -108,6 +108,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_multiplier": 0.25, "logits_scaling": 1.6,
         },
     ),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        {
+            "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
+            "embedding_multiplier": 12.0, "residual_multiplier": 0.22,
+            "attention_multiplier": 0.25, "logits_scaling": 1.6,
+        },
+    ),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN}),
     "qwen3": ("Qwen3ForCausalLM", {"head_dim": 64}),

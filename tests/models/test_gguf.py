@@ -42,6 +42,10 @@ MODELS = {
         "phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 64},
     ),
     "granite": ("granite", MULTIPLIERS),
+    "granite moe": ("granite_moe", tiny.GRANITE_MOE),
+    "granite moe with a shared expert": (
+        "granite_moe_shared", {**tiny.GRANITE_MOE, "shared_intermediate_size": 64},
+    ),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),

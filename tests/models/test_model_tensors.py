@@ -19,6 +19,8 @@ CHANGES = {
     "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "mixtral": tiny.MIXTRAL,
     "qwen3_5": tiny.QWEN3_5, "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE,
     "qwen3_next": tiny.QWEN3_5_MOE, "olmo3": tiny.OLMO3, "cohere2": tiny.COHERE2,
+    "granite_moe": tiny.GRANITE_MOE,
+    "granite_moe_shared": {**tiny.GRANITE_MOE, "shared_intermediate_size": 48},
     "ernie4_5": {"pad_token_id": 0}, "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
 }  # fmt: skip

@@ -33,6 +33,7 @@ MODELS = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1]}),
     "phi3": ("phi3", {}),
     "granite": ("granite", MULTIPLIERS),
+    "granite moe": ("granite_moe", tiny.GRANITE_MOE),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "olmo 2": ("olmo2", {}),

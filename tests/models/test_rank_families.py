@@ -33,6 +33,10 @@ FAMILIES = {
     "gpt_oss": {**tiny.GPT_OSS, "num_local_experts": 8},
     "granite": MULTIPLIERS,
     "granite4": GRANITE4,
+    "granite_moe": {**tiny.GRANITE_MOE, "num_local_experts": 8},
+    "granite_moe_shared": {
+        **tiny.GRANITE_MOE, "num_local_experts": 8, "shared_intermediate_size": 48,
+    },
     "llama": {},
     "llama4": tiny.LLAMA4,
     "ministral3": tiny.MINISTRAL3,

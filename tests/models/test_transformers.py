@@ -116,6 +116,14 @@ CASES = {
         "granite",
         {**MULTIPLIERS, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
     ),
+    "granite moe": ("granite_moe", tiny.GRANITE_MOE),
+    "granite moe tied, biases": (
+        "granite_moe",
+        {**tiny.GRANITE_MOE, "tie_word_embeddings": True, "attention_bias": True},
+    ),
+    "granite moe with a shared expert": (
+        "granite_moe_shared", {**tiny.GRANITE_MOE, "shared_intermediate_size": 48},
+    ),
     "granite 4": ("granite4", GRANITE4),
     "granite 4 unrotated": ("granite4", {**GRANITE4, "position_embedding_type": None}),
     "qwen2": ("qwen2", {}),

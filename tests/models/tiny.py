@@ -25,8 +25,12 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -102,6 +106,8 @@ FAMILIES = {
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
+    "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM),
+    "granite_moe_shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "llama4": (Llama4TextConfig, Llama4ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
@@ -174,6 +180,11 @@ GLM4_MOE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "attention_bias": True,
     "num_nextn_predict_layers": 0,
+}  # fmt: skip
+GRANITE_MOE = {
+    "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2,
+    "logits_scaling": 1.5,
 }  # fmt: skip
 OLMO3 = {
     "num_hidden_layers": 4, "sliding_window": 13,

@@ -46,6 +46,13 @@ _TENSORS = {
     "mlp.gate.moe_statics.e_score_correction": "exp_probs_b",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
+    "block_sparse_moe.router": "ffn_gate_inp",
+    "block_sparse_moe.experts.gate_proj": "ffn_gate_exps",
+    "block_sparse_moe.experts.up_proj": "ffn_up_exps",
+    "block_sparse_moe.experts.down_proj": "ffn_down_exps",
+    "shared_mlp.gate": "ffn_gate_shexp",
+    "shared_mlp.up": "ffn_up_shexp",
+    "shared_mlp.output_linear": "ffn_down_shexp",
     "experts.gate_up_proj": "ffn_gate_up_exps",
     "experts.down_proj": "ffn_down_exps",
     "router.proj": "ffn_gate_inp",
@@ -56,8 +63,10 @@ _TENSORS = {
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
 }
-_PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral")
-_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe")
+_PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
+             "granitemoe", "granitemoeshared")  # fmt: skip
+_MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
+        "granitemoe", "granitemoeshared")  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
     ("gpt-oss", "gemma4", "olmo2", "seed_oss", "glm4moe"),
@@ -66,7 +75,8 @@ _OWN = dict.fromkeys(
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
-    "ernie4_5_moe": "ernie4_5-moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
+    "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
+    "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -121,6 +131,10 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{name}.weight", weight
         elif kind == "e_score_correction_bias":
             yield f"{stem}.e_score_correction.bias", weight.squeeze()
+        elif stem.endswith("shared_mlp.input_linear"):
+            gate, up = weight.chunk(2)
+            yield stem.replace("input_linear", "gate") + ".weight", gate
+            yield stem.replace("input_linear", "up") + ".weight", up
         elif kind == "scale":
             yield stem + ".proj.scale", weight
         elif kind == "per_expert_scale":
@@ -159,7 +173,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         names = ("num_experts", "num_local_experts")
         writer.add_expert_count(next(getattr(config, x) for x in names if hasattr(config, x)))
         writer.add_expert_used_count(config.num_experts_per_tok)
-        if config.model_type != "mixtral":
+        if config.model_type not in ("mixtral", "granitemoe", "granitemoeshared"):
             size = getattr(config, "moe_intermediate_size", config.intermediate_size)
             writer.add_expert_feed_forward_length(size)
     if config.model_type == "gpt_oss":
@@ -205,7 +219,9 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_dimension_count(
             head_dim or config.hidden_size // config.num_attention_heads
         )
-    if config.model_type == "granite":
+    if config.model_type == "granitemoeshared":
+        writer.add_expert_shared_feed_forward_length(config.shared_intermediate_size)
+    if config.model_type.startswith("granite"):
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
         writer.add_residual_scale(config.residual_multiplier)

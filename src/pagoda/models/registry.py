@@ -15,6 +15,8 @@ MODELS = Registry(
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteMoeForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "GraniteMoeSharedForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",

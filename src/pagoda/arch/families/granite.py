@@ -1,18 +1,66 @@
-"""Granite 3 and the dense ones of Granite 4 (arXiv 2408.13359): Llama with four multipliers."""
+"""Granite 3, its mixtures of experts, and the dense ones of Granite 4 (arXiv 2408.13359): Llama with
+four multipliers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, with_experts
 from pagoda.arch.names import Traits
-from pagoda.arch.read import MAX_LAYERS, Reader, config_reader
-from pagoda.arch.spec import AttentionSpec, ModelSpec, WeightRule
+from pagoda.arch.read import MAX_LAYERS, MAX_WIDTH, Reader, config_reader
+from pagoda.arch.spec import (
+    AttentionSpec,
+    ExpertTensors,
+    ModelSpec,
+    MoeSpec,
+    SharedExpert,
+    WeightRule,
+)
 from pagoda.base.errors import UnsupportedModelError
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _from_config(config_reader(config), "GraniteForCausalLM")
+
+
+def moe_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    return _moe_from_config(config_reader(config), "GraniteMoeForCausalLM", shared=0)
+
+
+def shared_moe_from_config(config: Mapping[str, Any]) -> ModelSpec:
+    """With an expert of every token, where there is one."""
+    reader = config_reader(config)
+    shared = reader.integer("shared_intermediate_size", MAX_WIDTH, 1024, minimum=0)
+    return _moe_from_config(reader, "GraniteMoeSharedForCausalLM", shared)
+
+
+def _moe_from_config(reader: Reader, architecture: str, shared: int) -> ModelSpec:
+    spec = _from_config(reader, architecture)
+    count = reader.integer("num_local_experts", MAX_EXPERTS, 8)
+    top_k = reader.integer("num_experts_per_tok", count, 2)
+    experts = _experts(count, top_k, reader.integer("intermediate_size", MAX_WIDTH), shared)
+    param, source = "layers.{layer}.mlp.", "model.layers.{layer}.block_sparse_moe."
+    stored = ExpertTensors(count, "stacked")
+    rules = [
+        WeightRule(param + "router.weight", (source + "router.layer.weight",)),
+        WeightRule(
+            param + "gate_up.weight",
+            (source + "input_linear.weight",),
+            experts=replace(stored, parts=2),
+        ),
+        WeightRule(param + "down.weight", (source + "output_linear.weight",), experts=stored),
+    ]
+    if shared:
+        mlp = "model.layers.{layer}.shared_mlp."
+        rules.append(WeightRule(param + "shared.gate_up.weight", (mlp + "input_linear.weight",)))
+        rules.append(WeightRule(param + "shared.down.weight", (mlp + "output_linear.weight",)))
+    return with_experts(spec, experts, range(len(spec.layers)), rules)
+
+
+def _experts(count: int, top_k: int, size: int, shared: int) -> MoeSpec:
+    beside = SharedExpert(shared) if shared else None
+    return MoeSpec(count, top_k, size, "topk_softmax", shared=beside)
 
 
 def hybrid_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -31,7 +79,25 @@ def hybrid_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    reader = Reader(metadata, "GGUF metadata", "granite.")
+    return _from_gguf(metadata, tensor_names, "granite.", "GraniteForCausalLM")
+
+
+def moe_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    prefix = "granitemoe."
+    reader = Reader(metadata, "GGUF metadata", prefix)
+    shared = reader.integer("expert_shared_feed_forward_length", MAX_WIDTH, 0, minimum=0)
+    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
+    spec = _from_gguf(metadata, tensor_names, prefix, name)
+    count = reader.integer("expert_count", MAX_EXPERTS)
+    top_k = reader.integer("expert_used_count", count)
+    experts = _experts(count, top_k, reader.integer("feed_forward_length", MAX_WIDTH), shared)
+    return with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+
+
+def _from_gguf(
+    metadata: Mapping[str, Any], tensor_names: Collection[str], prefix: str, architecture: str
+) -> ModelSpec:
+    reader = Reader(metadata, "GGUF metadata", prefix)
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     bias = "blk.0.attn_q.bias" in tensor_names
     traits = Traits(bias, bias, mlp_bias="blk.0.ffn_gate.bias" in tensor_names)
@@ -41,7 +107,7 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     spec = spec_from_gguf(
         reader,
         tokenizer,
-        "GraniteForCausalLM",
+        architecture,
         traits,
         tensor_names,
         interleaved=True,
