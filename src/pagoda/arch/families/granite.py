@@ -1,5 +1,5 @@
-"""Granite 3, its mixtures of experts, and the dense ones of Granite 4 (arXiv 2408.13359): Llama with
-four multipliers."""
+"""Granite 3, its mixtures of experts, and the dense ones of Granite 4 (arXiv 2408.13359): Llama
+with four multipliers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
