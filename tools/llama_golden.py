@@ -148,6 +148,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "minimax-m2": (
+        "MiniMaxM2ForCausalLM",
+        {
+            "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 32, "rotary_dim": 16,
+            "scoring_func": "sigmoid",
+        },
+    ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"head_dim": 32, "pad_token_id": 0}),
     "ernie4_5-moe": (
         "Ernie4_5_MoeForCausalLM",

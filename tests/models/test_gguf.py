@@ -53,6 +53,7 @@ MODELS = {
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
     "ernie 4.5": ("ernie4_5", {"head_dim": 32, "pad_token_id": 0}),
     # The converter takes the shared experts' size from others.
     "ernie 4.5 moe": (

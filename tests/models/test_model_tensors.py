@@ -21,7 +21,8 @@ CHANGES = {
     "qwen3_next": tiny.QWEN3_5_MOE, "olmo3": tiny.OLMO3, "cohere2": tiny.COHERE2,
     "granite_moe": tiny.GRANITE_MOE,
     "granite_moe_shared": {**tiny.GRANITE_MOE, "shared_intermediate_size": 48},
-    "ernie4_5": {"pad_token_id": 0}, "ernie4_5_moe": tiny.ERNIE4_5_MOE,
+    "minimax_m2": tiny.MINIMAX_M2, "ernie4_5": {"pad_token_id": 0},
+    "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
 }  # fmt: skip
 

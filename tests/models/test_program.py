@@ -38,6 +38,7 @@ MODELS = {
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
+    "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
     "ernie 4.5 moe": ("ernie4_5_moe", tiny.ERNIE4_5_MOE),
     "glm-4": ("glm4", {"head_dim": 16}),
     "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),

@@ -39,6 +39,7 @@ FAMILIES = {
     },
     "llama": {},
     "llama4": tiny.LLAMA4,
+    "minimax_m2": {**tiny.MINIMAX_M2, "num_local_experts": 8},
     "ministral3": tiny.MINISTRAL3,
     "mistral": {"sliding_window": 13},
     "mistral3": {},

@@ -179,6 +179,10 @@ CASES = {
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
+    "minimax m2, heads of another size": (
+        "minimax_m2", {**tiny.MINIMAX_M2, "head_dim": 24, "num_key_value_heads": 4},
+    ),
     "ernie 4.5": ("ernie4_5", {"head_dim": 24, "pad_token_id": 0}),
     "ernie 4.5 tied, biases": (
         "ernie4_5",

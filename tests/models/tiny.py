@@ -35,6 +35,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
     Mistral3Config,
@@ -110,6 +112,7 @@ FAMILIES = {
     "granite_moe_shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "llama4": (Llama4TextConfig, Llama4ForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
@@ -185,6 +188,12 @@ GRANITE_MOE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,
     "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2,
     "logits_scaling": 1.5,
+}  # fmt: skip
+MINIMAX_M2 = {
+    "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+    },
 }  # fmt: skip
 OLMO3 = {
     "num_hidden_layers": 4, "sliding_window": 13,

@@ -43,6 +43,7 @@ _TENSORS = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp",
     "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.e_score_correction": "exp_probs_b",
     "mlp.gate.moe_statics.e_score_correction": "exp_probs_b",
     "post_self_attn_layernorm": "post_attention_norm",
     "post_mlp_layernorm": "post_ffw_norm",
@@ -66,7 +67,7 @@ _TENSORS = {
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
              "granitemoe", "granitemoeshared")  # fmt: skip
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
-        "granitemoe", "granitemoeshared")  # fmt: skip
+        "granitemoe", "granitemoeshared", "minimax_m2")  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
     ("gpt-oss", "gemma4", "olmo2", "seed_oss", "glm4moe"),
@@ -76,6 +77,7 @@ _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
     "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
+    "minimax_m2": "minimax-m2",
     "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
@@ -178,7 +180,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
             writer.add_expert_feed_forward_length(size)
     if config.model_type == "gpt_oss":
         writer.add_sliding_window(config.sliding_window)
-    if config.model_type in ("glm4", "glm4_moe"):
+    if config.model_type in ("glm4", "glm4_moe", "minimax_m2"):
         share = config.rope_parameters["partial_rotary_factor"]
         writer.add_rope_dimension_count(int(config.head_dim * share))
     if config.model_type == "glm4_moe":

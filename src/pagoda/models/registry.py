@@ -37,6 +37,7 @@ MODELS = Registry(
         "Glm4MoeForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
         "Ernie4_5ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Ernie4_5_MoeForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "MiniMaxM2ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Cohere2ForCausalLM": "pagoda.models.cohere2:Cohere2ForCausalLM",
         "SeedOssForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "BertModel": "pagoda.models.bert:Bert",
