@@ -199,8 +199,10 @@ sys.path[:0] = [sys.argv[1], sys.argv[1] + "/gguf-py"]
 import convert_hf_to_gguf
 from conversion.base import TextModel
 from conversion.gemma import Gemma4Model
+from conversion.glm import Glm4Model
 TextModel._set_vocab_sentencepiece = TextModel._set_vocab_gpt2
-Gemma4Model.set_vocab = TextModel._set_vocab_gpt2
+Gemma4Model.set_vocab = Glm4Model.set_vocab = TextModel._set_vocab_gpt2
+TextModel._set_vocab_glm = TextModel._set_vocab_gpt2
 TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 options = ["--outtype", "f32", *sys.argv[4:]]
 sys.argv = ["convert", sys.argv[2], "--outfile", sys.argv[3], *options]

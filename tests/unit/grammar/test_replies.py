@@ -44,6 +44,14 @@ CALLS = {
     ),
     "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
+    "seed_oss": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>"
+    ),
+    "command": (
+        f'<|START_ACTION|>[\n    {{"tool_name": "weather", "parameters": {PARIS}}}\n]<|END_ACTION|>'
+    ),
+    "ernie45": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
 }
 THOUGHTS = {
     "hermes": "<think>Which city? {x}</think>",
@@ -52,8 +60,13 @@ THOUGHTS = {
     "gemma4": "<|channel>thought\nWhich city?<channel|>",
     "harmony": "<|channel|>analysis<|message|>Which city?<|end|><|start|>assistant",
     "mistral": "[THINK]Which city?[/THINK]",
+    "seed_oss": "<seed:think>Which city?</seed:think>",
+    "command": "<|START_THINKING|>Which city?<|END_THINKING|>",
 }
-AUTO = ("hermes", "qwen3_coder", "gemma4", "deepseek_v3", "deepseek_r1", "mistral")
+AUTO = (
+    "hermes", "qwen3_coder", "gemma4", "deepseek_v3", "deepseek_r1", "mistral", "seed_oss",
+    "command", "ernie45",
+)  # fmt: skip
 PROMPT = "<|start|>assistant"
 
 
@@ -193,6 +206,7 @@ def test_a_call_without_parameters_has_none(name, special):
     empty = {
         "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "gemma4": "<|tool_call>call:now{}<tool_call|>",
+        "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     }.get(name, CALLS[name].replace("weather", "now").replace(PARIS, "{}"))
     filled = CALLS[name].replace("weather", "now")
     rule = CallRule([NOW], required=True)

@@ -14,10 +14,12 @@ AnyMarkup = Markup | Harmony
 _HERE = "pagoda.text.parsers"
 _NAMES = (
     "gemma4", "hermes", "qwen3_coder", "harmony", "deepseek_r1", "deepseek_v3", "llama3",
-    "mistral", "generic",
+    "mistral", "seed_oss", "command", "ernie45", "generic",
 )  # fmt: skip
 # vLLM's names for the same markup
 _ALIASES = {
+    "cohere_command3": "command",
+    "cohere_command4": "command",
     "deepseek_v31": "deepseek_v3",
     "glm45": "generic",
     "glm47": "generic",
@@ -33,7 +35,6 @@ _ALIASES = {
     "qwen3": "hermes",
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
-    "seed_oss": "generic",
     "step3p5": "qwen3_coder",
 }
 FAMILIES = Registry(
@@ -45,6 +46,12 @@ FAMILIES = Registry(
 # Llama 3 and 4 write the same calls.
 _LLAMA = re.compile(r"<\|(start_header_id|header_start)\|>")
 _JSON_ARGUMENTS = re.compile(r'arguments\\?"')
+
+
+def _hermes(text: str) -> bool:
+    return "<tool_call>" in text and _JSON_ARGUMENTS.search(text) is not None
+
+
 # The first that holds for a template's text decides: its tags are the model's.
 _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("harmony", lambda text: "<|channel|>" in text and "<|message|>" in text),
@@ -53,8 +60,11 @@ _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("deepseek_r1", lambda text: "<｜tool▁sep｜>" in text and "```json" in text),
     ("deepseek_v3", lambda text: "<｜tool▁sep｜>" in text),
     ("qwen3_coder", lambda text: "<tool_call>" in text and "<parameter=" in text),
+    ("seed_oss", lambda text: "<seed:tool_call>" in text),
+    ("command", lambda text: "<|START_ACTION|>" in text),
     ("generic", lambda text: "<tool_calls>" in text),
-    ("hermes", lambda text: "<tool_call>" in text and _JSON_ARGUMENTS.search(text) is not None),
+    ("ernie45", lambda text: "<response>" in text and _hermes(text)),
+    ("hermes", _hermes),
     ("llama3", lambda text: bool(_LLAMA.search(text)) and '{"name": function name' in text),
     ("generic", lambda text: "</think>" in text or "tools" in text),
 )

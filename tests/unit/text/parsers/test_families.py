@@ -303,6 +303,57 @@ GENERIC = {
     "Mistral": ("[TOOL_CALLS]now[ARGS]{}", [("now", "{}")]),
 }  # fmt: skip
 
+SEED_OSS = {
+    "thought, text and a call": (
+        "<seed:think>Hm.\n</seed:think>\nLet me see.\n<seed:tool_call>\n<function=weather>\n"
+        "<parameter=city>Paris</parameter>\n<parameter=days>2</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        [
+            thought("Hm.\n"), text("\nLet me see."),
+            ("weather", '{"city": "Paris", "days": 2}'),
+        ],
+    ),
+    "two calls": (
+        "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
+        "<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>",
+        [("now", "{}"), ("weather", PARIS)],
+    ),
+    "thought about its budget": (
+        "<seed:think>a<seed:cot_budget_reflect>b</seed:cot_budget_reflect></seed:think>c",
+        [thought("a<seed:cot_budget_reflect>b</seed:cot_budget_reflect>"), text("c")],
+    ),
+}  # fmt: skip
+COMMAND = {
+    "thought and text": (
+        "<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hi.<|END_RESPONSE|>",
+        [thought("Hm."), text("Hi.")],
+    ),
+    "a plan and two calls": (
+        '<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>[\n    {"tool_call_id": "0", '
+        '"tool_name": "weather", "parameters": {"city": "Paris"}},\n    {"tool_call_id": "1", '
+        '"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        [thought("I look."), ("weather", PARIS), ("now", "{}")],
+    ),
+    "a call without a number or a list": (
+        '<|START_ACTION|>{"tool_name": "weather", "parameters": {"city": "Paris"}}<|END_ACTION|>',
+        [("weather", PARIS)],
+    ),
+    "no call": (
+        '<|START_ACTION|>[{"tool_name": 3}]<|END_ACTION|>',
+        [text('<|START_ACTION|>[{"tool_name": 3}]')],
+    ),
+}  # fmt: skip
+ERNIE = {
+    "thought and text": (
+        "<think>\nHm.\n</think>\n\n<response>\nHi.\n</response>\n",
+        [thought("\nHm.\n"), text("\n\n\nHi.\n\n")],
+    ),
+    "a call": (
+        '<think>Hm.</think>\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n'
+        "</tool_call>\n",
+        [thought("Hm."), ("weather", PARIS)],
+    ),
+}
 CASES = [
     pytest.param(family, reply, expected, id=f"{family}: {name}")
     for family, table in {
@@ -314,6 +365,9 @@ CASES = [
         "deepseek_v3": DEEPSEEK,
         "llama3": LLAMA3,
         "mistral": MISTRAL,
+        "seed_oss": SEED_OSS,
+        "command": COMMAND,
+        "ernie45": ERNIE,
         "generic": GENERIC,
     }.items()
     for name, (reply, expected) in table.items()

@@ -29,6 +29,13 @@ PIECES = {
     "deepseek": ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "now",
                  "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "function", "\n```json\n", "\n```"],
     "llama3": ["<|python_tag|>", ";"],
+    "seed": ["<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>", "<seed:",
+             "<seed:tool_call>\n<function=weather>\n<parameter=city>"],
+    "command": ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>",
+                "<|START_RESPONSE|>", "<|END_RESPONSE|>", "[", "]", ",", "}", '"', "<|START_",
+                '{"tool_call_id": "0", "tool_name": "', '{"tool_name": "', "now", '"city": "',
+                '", "parameters": {', '{"tool_name": "now", "parameters": {}}'],
+    "ernie": ["<response>", "</response>", "<resp"],
     "mistral": ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "now", "[ARGS]", "[TOOL_", "CALLS]",
                 "[CALL_ID]a1[ARGS]"],
 }  # fmt: skip
@@ -42,6 +49,9 @@ USED = {
     "deepseek_v3": ["think", "deepseek", "json"],
     "llama3": ["llama3", "json"],
     "mistral": ["mistral", "json"],
+    "seed_oss": ["seed", "xml"],
+    "command": ["command"],
+    "ernie45": ["think", "json", "hermes", "xml", "glm", "ernie"],
     "generic": ["think", "hermes", "xml", "glm", "json", "gemma4", "deepseek", "mistral"],
 }
 PROMPTS = st.sampled_from(

@@ -36,11 +36,13 @@ CHOSEN = {
         "Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Ministral-3-14B-Reasoning-2512",
         "mistralai-Mistral-Nemo-Instruct-2407", "unsloth-mistral-Devstral-Small-2507",
     ],
+    "seed_oss": ["ByteDance-Seed-OSS"],
+    "command": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"],
     "none": ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"],
 }  # fmt: skip
 # Of the generic family, those whose calls it knows.
 KNOWN_TO_GENERIC = [
-    "GLM-4.6", "GLM-4.7-Flash", "ByteDance-Seed-OSS", "MiniMax-M2", "Spark2.5",
+    "GLM-4.6", "GLM-4.7-Flash", "MiniMax-M2", "Spark2.5",
     "poolside-Laguna-S-2.1", "inclusionai-ling-3.0-flash",
     "unsloth-Apriel-1.5",
 ]  # fmt: skip
@@ -49,6 +51,7 @@ ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>", "<turn|>",
     "<|tool_response>", "<|user|>", "<seed:eos>", "[e~[", "<|end_of_text|>", "<|call|>",
     "<|endoftext|>", "<sep>", "</assistant>", "<|end_message|>",
+    "<|END_OF_TURN_TOKEN|>",
     "<|observation|>", "<|role_end|>", "<|end|>", "<｜tool▁outputs▁begin｜>",
 )  # fmt: skip
 
