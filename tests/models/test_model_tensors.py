@@ -81,9 +81,11 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe"])
 def test_a_rank_holds_what_is_predicted_of_a_draft_head(family: str, size: int):
-    spec = _spec(tiny.make(family, **{**CHANGES[family], "vocab_size": 210})).drafting()
+    model = tiny.make(family, **{**CHANGES[family], "vocab_size": 210})
+    model.config.num_nextn_predict_layers = 1
+    spec = _spec(model).drafting()
     rank = build_model(spec, Dummy(), dtype=torch.float32, device="cpu", parallel=Parallel(0, size))
     found = model_tensors(spec)
     names = sorted(tensor.name for tensor in found)

@@ -160,6 +160,22 @@ def test_gguf_without_a_norm_of_its_own_takes_the_models(tmp_path):
     _close(Drafter(model).drafts(IDS, 60), expected_drafts(reference, head, IDS))
 
 
+def test_a_head_that_is_one_more_layer(tmp_path):
+    reference = tiny.make("glm4_moe", **tiny.GLM4_MOE)
+    head = tiny_mtp.make(reference, own_tables=True)
+    reference.config.num_nextn_predict_layers = 1
+    tiny_mtp.save(tmp_path, reference, tiny_mtp.as_nextn(head.tensors(), layer=3))
+    model = tiny.load(tmp_path, drafts=True)
+    expected = expected_drafts(reference, head, IDS)
+    assert expected.std() > 0.3
+    for chunk in (60, 13):
+        _close(Drafter(model).drafts(IDS, chunk), expected)
+    alone = tiny.load(tmp_path)
+    assert alone.draft_head is None
+    logits = Driver(alone).run(IDS, 61)
+    _close(logits, tiny.reference_logits(reference, IDS))
+
+
 @pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_next"])
 def test_experts_as_tensors_of_their_own(family, tmp_path):
     reference = tiny.make(family, **FAMILIES[family])

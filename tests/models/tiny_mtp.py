@@ -20,7 +20,8 @@ class Head(nn.Module):
         super().__init__()
         config, text = model.config.get_text_config(), model.get_decoder()
         hidden, norm = config.hidden_size, type(text.norm)
-        index = config.layer_types.index("full_attention")
+        kinds = getattr(config, "layer_types", None)
+        index = kinds.index("full_attention") if kinds else config.num_hidden_layers - 1
         self.pre_fc_norm_embedding = norm(hidden, eps=config.rms_norm_eps)
         self.pre_fc_norm_hidden = norm(hidden, eps=config.rms_norm_eps)
         self.fc = nn.Linear(2 * hidden, hidden, bias=False)
@@ -66,6 +67,26 @@ class Head(nn.Module):
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {f"mtp.{name}": tensor for name, tensor in self.state_dict().items()}
+
+
+_NEXTN = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+    "embed_tokens": "embed_tokens",
+    "head": "shared_head.head",
+}
+
+
+def as_nextn(tensors: dict[str, torch.Tensor], layer: int) -> dict[str, torch.Tensor]:
+    """A head's tensors by the names that GLM-4.5's checkpoints have: those of one more layer."""
+    found = {}
+    for name, tensor in tensors.items():
+        part, _, kind = name.removeprefix("mtp.").rpartition(".")
+        own = _NEXTN.get(part) or part.removeprefix("layers.0.")
+        found[f"model.layers.{layer}.{own}.{kind}"] = tensor
+    return found
 
 
 def make(model: PreTrainedModel, own_tables: bool = False) -> Head:
