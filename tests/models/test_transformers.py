@@ -281,7 +281,13 @@ def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("family", "changes"),
-    [("qwen3", {"head_dim": 16}), ("granite", MULTIPLIERS), ("gemma4", tiny.GEMMA4)],
+    [
+        ("qwen3", {"head_dim": 16}),
+        ("granite", MULTIPLIERS),
+        ("gemma4", tiny.GEMMA4),
+        ("olmo3", tiny.OLMO3),
+        ("cohere2", tiny.COHERE2),
+    ],
 )
 def test_half_precision_stays_close(family, changes, dtype, tmp_path):
     """The distance to fp32 is no more than transformers' own in the same dtype."""

@@ -29,6 +29,12 @@ MODELS = {
         {**tiny.QWEN3_5, "num_hidden_layers": 2,
          "layer_types": ["linear_attention", "full_attention"]},
     ),
+    "olmo 3": (
+        "olmo3",
+        {**tiny.OLMO3, "num_hidden_layers": 2, "sliding_window": WINDOW,
+         "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "glm-4.5": ("glm4_moe", {**tiny.GLM4_MOE, "num_hidden_layers": 2}),
     "gemma 4": (
         "gemma4",
         {**tiny.GEMMA4, "num_hidden_layers": 2, "sliding_window": WINDOW,

@@ -105,7 +105,8 @@ def _open(keys: Tensor, correction: Correction) -> Tensor:
     best = groups.topk(2, dim=-1).values.sum(-1)
     closed = best.argsort(dim=-1, descending=True, stable=True)[:, correction.top_groups :]
     shut = torch.zeros_like(best, dtype=torch.bool).scatter_(1, closed, True)
-    return groups.masked_fill(shut[..., None], -torch.inf).flatten(1)
+    opened: Tensor = groups.masked_fill(shut[..., None], -torch.inf).flatten(1)
+    return opened
 
 
 def mix(
