@@ -175,7 +175,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": (
         "Cohere2ForCausalLM",
         {
-            "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.25, "rotary_pct": 1.0,
+            "num_hidden_layers": 4, "sliding_window": 8, "logit_scale": 0.5, "rotary_pct": 1.0,
             "tie_word_embeddings": True, "pad_token_id": 0,
         },
     ),

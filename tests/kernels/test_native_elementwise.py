@@ -36,6 +36,14 @@ def poisoned_outputs() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("rows", ROWS)
+def test_add_to(ops, rows):
+    x, residual = torch.randn(2, rows, 43)
+    expected = x + residual
+    assert torch.equal(ops.add_to(x, residual), expected)
+    assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", [1, 43, 576])
 def test_norm_in_place(ops, rows, size):
     whole, weight = torch.randn(rows, size + 20), torch.randn(size)

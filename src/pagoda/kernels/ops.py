@@ -74,6 +74,7 @@ def embed(token_ids: Tensor, table: Tensor) -> Tensor:
 rms_norm = _by_first(Ops.rms_norm)
 norm_in_place = _by_first(Ops.norm_in_place)
 add_rms_norm = _by_first(Ops.add_rms_norm)
+add_to = _by_first(Ops.add_to)
 layer_norm = _by_first(Ops.layer_norm)
 
 

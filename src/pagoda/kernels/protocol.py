@@ -66,6 +66,9 @@ class Ops(Protocol):
         overwritten.
         """
 
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x + residual, both [tokens, size], in residual's dtype; that may be overwritten."""
+
     def layer_norm(
         self, x: Tensor, weight: Tensor, bias: Tensor, eps: float, residual: Tensor | None = None
     ) -> Tensor:
@@ -89,8 +92,8 @@ class Ops(Protocol):
         """x * sigmoid(gate), both [tokens, size]; rows of the gate may lie any stride apart."""
 
     def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
-        """x + added, both [tokens, size], in x's dtype; with a gate [tokens, 1], whose rows may lie
-        any stride apart, `added` is multiplied by its sigmoid."""
+        """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
+        apart, `added` is multiplied by its sigmoid."""
 
     def keep_sum(self, x: Tensor, added: Tensor, kept: Tensor) -> None:
         """Put x + added, both [tokens, size], into the first rows of `kept` [rows, size], which

@@ -110,7 +110,7 @@ class CenteredNorm(Vector):
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As `RMSNorm.add`."""
         normed = ops.layer_norm(x, self.weight, self._bias, self.eps, residual)
-        return normed, ops.add_gated(residual, x, None)
+        return normed, ops.add_to(x, residual)
 
 
 class LayerNorm(WeightedLayer):

@@ -31,7 +31,7 @@ class Cohere2Layer(DecoderLayer):
             hidden_states = self.attention_norm(hidden_states)
         else:
             hidden_states, residual = self.attention_norm.add(hidden_states, residual)
-        residual = ops.add_gated(residual, self.attention(hidden_states, batch), None)
+        residual = ops.add_to(self.attention(hidden_states, batch), residual)
         return self.mlp(hidden_states), residual
 
 

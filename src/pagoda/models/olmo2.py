@@ -31,7 +31,7 @@ class Olmo2Layer(DecoderLayer):
         if residual is None:
             residual = hidden_states.float()
         else:
-            residual = ops.add_gated(residual, hidden_states, None)
+            residual = ops.add_to(hidden_states, residual)
         attended = self.attention(residual.to(dtype), batch)
         residual = self.attention_result_norm.plus(attended, residual)
         return self.result_norm(self.mlp(residual.to(dtype))), residual

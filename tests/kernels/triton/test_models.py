@@ -34,7 +34,7 @@ MODELS = {
         {**tiny.OLMO3, "num_hidden_layers": 2, "sliding_window": WINDOW,
          "layer_types": ["sliding_attention", "full_attention"]},
     ),
-    "glm-4.5": ("glm4_moe", {**tiny.GLM4_MOE, "num_hidden_layers": 2}),
+    "glm-4.5 moe": ("glm4_moe", {**tiny.GLM4_MOE, "num_hidden_layers": 2}),
     "gemma 4": (
         "gemma4",
         {**tiny.GEMMA4, "num_hidden_layers": 2, "sliding_window": WINDOW,

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 from pagoda.kernels.ref import delta_net
 from pagoda.kernels.ref import norm as reference
-from pagoda.kernels.triton import norm
+from pagoda.kernels.triton import activation, norm
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 SHAPES = [(1, 1), (3, 43), (37, 64), (2, 5, 96), (2, 2500)]
@@ -20,6 +20,14 @@ def test_rms_norm(shape, dtype, device):
     weight = torch.randn(shape[-1], device=device)
     expected = reference.rms_norm(x, weight, EPS)
     torch.testing.assert_close(norm.rms_norm(x, weight, EPS), expected, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_add_to(dtype, device):
+    x, residual = spread_rows((5, 43), dtype, device), torch.randn(5, 43, device=device)
+    found = activation.add_to(x, residual.clone())
+    assert found.dtype == torch.float32
+    assert torch.equal(found, x.float() + residual)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)

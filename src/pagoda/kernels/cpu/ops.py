@@ -171,6 +171,15 @@ class CpuOps(CpuAttention):
         )
         return y
 
+    def add_to(self, x: Tensor, residual: Tensor) -> Tensor:
+        """As `Ops.add_to`; `residual` becomes the sum in place."""
+        rows, size = _dims("x", x, 2)
+        _check("x", x, torch.float32)
+        _check("residual", residual, torch.float32, (rows, size))
+        y = residual.data_ptr()
+        self._native.add_gated(x.data_ptr(), y, 0, 0, y, rows, size)
+        return residual
+
     def keep_sum(self, x: Tensor, added: Tensor, kept: Tensor) -> None:
         """As `Ops.keep_sum`."""
         rows, size = _dims("x", x, 2)

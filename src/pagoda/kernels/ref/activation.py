@@ -30,6 +30,11 @@ def add_gated(x: torch.Tensor, added: torch.Tensor, gate: torch.Tensor | None) -
     return (x.float() + wide).to(x.dtype)
 
 
+def add_to(x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """As `Ops.add_to`."""
+    return x.to(residual.dtype) + residual
+
+
 def keep_sum(x: torch.Tensor, added: torch.Tensor, kept: torch.Tensor) -> None:
     """As `Ops.keep_sum`."""
     kept[: len(x)] = x.float() + added.float()

@@ -4,6 +4,7 @@ from pagoda.kernels.ref.activation import (
     activate,
     activate_and_mul,
     add_gated,
+    add_to,
     keep_sum,
     scale,
     sigmoid_mul,
@@ -19,7 +20,7 @@ from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms
 from pagoda.kernels.ref.sampling import first_max, mask_logits
 
 __all__ = [
-    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "causal_conv", "draw",
+    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv", "draw",
     "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
     "layer_norm", "mask_logits", "norm_in_place", "rms_norm", "route", "scale", "sigmoid_mul",
     "soft_cap", "take_rows", "top_tokens",

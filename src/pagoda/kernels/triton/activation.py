@@ -120,6 +120,11 @@ def add_gated(x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
     return _combined(x, added, gate, "add" if gate is None else "add_gated")
 
 
+def add_to(x: Tensor, residual: Tensor) -> Tensor:
+    """As `kernels.ops.add_to`."""
+    return _combined(residual, x, None, "add")
+
+
 def activate(x: Tensor, kind: str) -> Tensor:
     """As `kernels.ops.activate`."""
     return _mapped(x, kind)
