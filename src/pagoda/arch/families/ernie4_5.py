@@ -1,4 +1,4 @@
-"""ERNIE 4.5 (yiyan.baidu.com/blog/posts/ernie4.5), dense and as mixtures of experts: Llama, whose
+"""ERNIE 4.5 (ernie.baidu.com/blog/posts/ernie4.5), dense and as mixtures of experts: Llama, whose
 experts are chosen by a softmax and a correction."""
 
 from collections.abc import Collection, Mapping
