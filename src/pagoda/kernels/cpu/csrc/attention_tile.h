@@ -76,8 +76,12 @@ constexpr int64_t kSteps = 8;
 constexpr int num_vecs([[maybe_unused]] int rows) {
 #if PAGODA_ISA_AVX512
     return 4;  // 6 rows x 4 vectors of sums leave 8 registers
-#elif PAGODA_ISA_AVX2 || PAGODA_ISA_NEON
-    return rows == 1 ? 8 : rows <= 3 ? 4 : 2;  // AVX2: 12 sums leave 4; NEON: 24 leave 8
+#elif PAGODA_ISA_AVX2
+    // 6 rows x 2 leave 4 registers, for 2 vectors and a factor. 3 rows x 4 would need 5, for 3
+    // factors and 2 vectors, and sums would go to memory at each step.
+    return rows == 1 ? 8 : rows == 2 ? 4 : rows == 3 ? 3 : 2;
+#elif PAGODA_ISA_NEON
+    return rows == 1 ? 8 : rows <= 3 ? 4 : 2;  // 24 sums leave 8
 #else
     return 1;
 #endif
