@@ -59,6 +59,20 @@ EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+GEMMA2 = {
+    "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 8, "query_pre_attn_scalar": 32,
+    "pad_token_id": 0, "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 8.0,
+}  # fmt: skip
+# Every sixth layer has no window, which a GGUF does not say.
+GEMMA3 = {
+    "head_dim": 32, "num_hidden_layers": 7, "sliding_window": 8, "query_pre_attn_scalar": 32,
+    "pad_token_id": 0, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
 GEMMA4 = {
     "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True, "num_hidden_layers": 3, "sliding_window": 8, "pad_token_id": 0,
@@ -129,6 +143,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5ForCausalLM", HYBRID),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **EXPERTS}),
     "qwen3next": ("Qwen3NextForCausalLM", {**HYBRID, **EXPERTS}),
+    "gemma2": ("Gemma2ForCausalLM", GEMMA2),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA3),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
     "gemma4moe": (
         "Gemma4ForCausalLM",
@@ -191,6 +207,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+# Models whose norms add 1 to their weights.
+DIFFER_FROM_1 = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 # The prompt comes as ids, so any tokenizer does: one kind for all, and a name for how it splits
 # words that the converter need not guess.
 CONVERT = """
@@ -251,10 +269,11 @@ def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) 
         config = {"text_config": config, "vision_config": VISION, "tie_word_embeddings": False}
     model = model_class(model_class.config_class(**config))
     chance = np.random.RandomState(0)
+    base = 0.0 if architecture in DIFFER_FROM_1 else 1.0
     with torch.no_grad():
         for name, weight in model.named_parameters():
             values = np.round(chance.standard_normal(weight.shape) * 1.2) / 8
-            weight.copy_(torch.from_numpy(values) + (1.0 if "norm" in name else 0.0))
+            weight.copy_(torch.from_numpy(values) + (base if "norm" in name else 0.0))
         for name, number in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 number.copy_(torch.from_numpy(chance.randint(-2, 3, number.shape) / 8))

@@ -124,7 +124,9 @@ def _served(kinds: Sequence[ServerKind], size: Size, threads: int) -> dict[str, 
             outcomes = alternate(
                 running,
                 size.rounds,
-                lambda _, server, turn, c=concurrency: server.load(c, max(size.requests, 2 * c), turn),
+                lambda _, server, turn, c=concurrency: server.load(
+                    c, max(size.requests, 2 * c), turn
+                ),
             )
             for name, outcome in outcomes.items():
                 entries[name].error = entries[name].error or outcome.error

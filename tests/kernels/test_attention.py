@@ -45,6 +45,7 @@ class Case:
     cache_dtype: torch.dtype | None = None
     sinks: torch.Tensor | None = None
     chunked: bool = False
+    cap: float | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
 
@@ -82,7 +83,7 @@ class Case:
         return form.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, lens,
             scale=self.head_dim**-0.5, window=window, chunked=self.chunked, sinks=self.sinks,
-            sees_until=self.sees_until if self.spans else None,
+            cap=self.cap, sees_until=self.sees_until if self.spans else None,
         )  # fmt: skip
 
     def expected(self, window: int | None = None) -> np.ndarray:
@@ -100,6 +101,8 @@ class Case:
                     k = self.k[row][first:last, kv_head].double().numpy()
                     v = self.v[row][first:last, kv_head].double().numpy()
                     scores = k @ self.q[token, head].double().numpy() * self.head_dim**-0.5
+                    if self.cap is not None:
+                        scores = self.cap * np.tanh(scores / self.cap)
                     sink = -np.inf if self.sinks is None else float(self.sinks[head])
                     top = max(scores.max(), sink)
                     weights = np.exp(scores - top)
@@ -138,6 +141,14 @@ def test_equals_definition(mix, window):
 def test_chunks(mix, window, dtype):
     """fp16 has no native form, so that the reference is looked at, too."""
     Case(MIXES[mix], dtype=dtype, chunked=True).check(window)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("sinks", [None, torch.linspace(-3, 3, 6)])
+def test_capped_logits(mix, dtype, sinks):
+    """Sinks are not capped. fp16 has no native form."""
+    Case(MIXES[mix], dtype=dtype, cap=1.5, sinks=sinks).check(5)
 
 
 @pytest.mark.parametrize("window", [None, 5, 100])

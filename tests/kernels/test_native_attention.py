@@ -37,6 +37,7 @@ class Case:
     window: int | None = None
     sinks: torch.Tensor | None = None
     chunked: bool = False
+    cap: float | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
 
@@ -71,14 +72,14 @@ class Case:
         return ops.paged_attention(
             self.q, self.k_cache, self.v_cache, self.table, self.starts, self.lens,
             scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
-            sees_until=self.sees_until,
+            cap=self.cap, sees_until=self.sees_until,
         )  # fmt: skip
 
     def check(self, ops: CpuOps) -> None:
         expected = ref.paged_attention(
             self.q.contiguous(), self.k_cache, self.v_cache, self.table, self.starts, self.lens,
             scale=self.head_dim**-0.5, window=self.window, chunked=self.chunked, sinks=self.sinks,
-            sees_until=self.sees_until,
+            cap=self.cap, sees_until=self.sees_until,
         )  # fmt: skip
         torch.testing.assert_close(self.run(ops), expected, rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -106,6 +107,13 @@ def test_equals_reference(isa, mix, window):
 @pytest.mark.parametrize("window", [1, 37, 300])
 def test_chunks(isa, mix, window):
     Case(MIXES[mix], window=window, chunked=True).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("cap", [0.5, 50.0])
+def test_capped_logits(isa, dtype, cap):
+    Case(MIXES["mixed"], dtype=dtype, window=37, cap=cap).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -193,9 +201,9 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, chunked, sinks, out, both_ways, sees_until = args
+        *first, max_kv_len, scale, window, chunked, sinks, out, both_ways, sees_until, cap = args
         assert max_kv_len > 0
-        rest = scale, window, chunked, sinks, out, both_ways, sees_until
+        rest = scale, window, chunked, sinks, out, both_ways, sees_until, cap
         self._kernels.paged_attention(*first, 0, *rest)
 
 

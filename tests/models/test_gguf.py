@@ -49,6 +49,12 @@ MODELS = {
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3 moe": ("qwen3_moe", tiny.QWEN3_MOE),
+    "gemma 2": ("gemma2", tiny.GEMMA2),
+    # llama.cpp's converter does not say which layers have a window: every sixth has none.
+    "gemma 3": (
+        "gemma3",
+        {**tiny.GEMMA3, "num_hidden_layers": 7, "layer_types": None, "query_pre_attn_scalar": 16},
+    ),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "olmo 2": ("olmo2", {}),

@@ -15,6 +15,7 @@ from pagoda.planner.memory.tensors import model_tensors
 from tests.models import tiny
 
 CHANGES = {
+    "gemma2": tiny.GEMMA2, "gemma3": tiny.GEMMA3, "gemma3_vision": tiny.GEMMA3,
     "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
     "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "mixtral": tiny.MIXTRAL,
     "qwen3_5": tiny.QWEN3_5, "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE,
@@ -40,7 +41,9 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
     assert sorted(names) == sorted(rule.param for rule in spec.expanded_weights())
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4", "llama4", "ministral3", "gpt_oss", "olmo3"])
+@pytest.mark.parametrize(
+    "family", ["llama", "gemma3", "gemma4", "llama4", "ministral3", "gpt_oss", "olmo3"]
+)
 def test_tables_by_position_take_what_is_predicted(family: str):
     spec = _spec(tiny.make(family, **CHANGES.get(family, {})))
     model = build_model(spec, Dummy(), dtype=torch.float32, device="cpu")
@@ -59,6 +62,7 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "qwen3_moe",
         "gpt_oss",
         "qwen3_5",
+        "gemma3",
         "gemma4",
         "qwen3_5_moe",
         "llama4",

@@ -44,6 +44,8 @@ MODELS = {
     "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),
     "command r7b": ("cohere2", tiny.COHERE2),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
+    "gemma 2": ("gemma2", tiny.GEMMA2),
+    "gemma 3": ("gemma3", tiny.GEMMA3),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "qwen3.5": ("qwen3_5", tiny.QWEN3_5),

@@ -13,6 +13,8 @@ from pagoda.models.loader import build_model
 from pagoda.planner.memory.assumed import Dummy
 from pagoda.planner.memory.tensors import parameter_count
 from tests.models.driver import Driver
+from tests.unit.arch.test_gemma2 import GEMMA2_27B
+from tests.unit.arch.test_gemma3 import GEMMA3_1B, GEMMA3_4B, GEMMA3_27B
 from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
 from tests.unit.arch.test_moe import QWEN3_30B_A3B, QWEN_35B_A3B
 
@@ -64,6 +66,10 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
     ),
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30_532_122_624),
     "Qwen3.6-35B-A3B": (QWEN_35B_A3B, 34_660_610_688),
+    "gemma-2-27b": (GEMMA2_27B, 27_227_128_320),
+    "gemma-3-1b": (GEMMA3_1B, 999_885_952),
+    "gemma-3-4b": (GEMMA3_4B, 4_300_079_472),
+    "gemma-3-27b": (GEMMA3_27B, 27_432_406_640),
     # As transformers builds them. They see in tests/engine/test_gemma4_vision.py.
     "gemma-4-31B": (GEMMA4_31B, 31_273_088_876),
     "gemma-4-26B-A4B": (GEMMA4_26B_A4B, 25_805_936_206),

@@ -41,6 +41,17 @@ GEMMA4_OTHERS = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
     },
 }  # fmt: skip
+# As the 27B of Gemma 3, whose queries have a scale of their own, and as models made of it.
+GEMMA3_OTHERS = {
+    **tiny.GEMMA3, "head_dim": 24, "query_pre_attn_scalar": 16, "hidden_size": 80,
+    "attention_bias": True, "final_logit_softcapping": 4.0, "tie_word_embeddings": False,
+    "layer_types": ["full_attention", *["sliding_attention"] * 2],
+}  # fmt: skip
+GEMMA2_OTHERS = {
+    **tiny.GEMMA2, "head_dim": 24, "query_pre_attn_scalar": 20, "attn_logit_softcapping": None,
+    "final_logit_softcapping": None, "attention_bias": True, "hidden_size": 80,
+    "layer_types": ["full_attention", *["sliding_attention"] * 2],
+}  # fmt: skip
 CASES = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -162,6 +173,11 @@ CASES = {
         {**tiny.QWEN3_5_MOE, "mlp_only_layers": [1], "norm_topk_prob": False,
          "linear_num_key_heads": 1, "linear_num_value_heads": 3},
     ),
+    "gemma 2": ("gemma2", tiny.GEMMA2),
+    "gemma 2 without caps": ("gemma2", GEMMA2_OTHERS),
+    "gemma 3": ("gemma3", tiny.GEMMA3),
+    "gemma 3 with a cap and biases": ("gemma3", GEMMA3_OTHERS),
+    "gemma 3 beside a tower": ("gemma3_vision", tiny.GEMMA3),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4, values of their own": ("gemma4", GEMMA4_OTHERS),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
@@ -284,6 +300,7 @@ def test_longrope_of_a_short_context_takes_the_short_factors(tmp_path):
     [
         ("qwen3", {"head_dim": 16}),
         ("granite", MULTIPLIERS),
+        ("gemma3", tiny.GEMMA3),
         ("gemma4", tiny.GEMMA4),
         ("olmo3", tiny.OLMO3),
         ("cohere2", tiny.COHERE2),

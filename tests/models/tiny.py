@@ -13,6 +13,12 @@ from transformers import (
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3Config,
+    Gemma3ForCausalLM,
+    Gemma3ForConditionalGeneration,
+    Gemma3TextConfig,
     Gemma4Config,
     Gemma4ForCausalLM,
     Gemma4ForConditionalGeneration,
@@ -87,6 +93,18 @@ def _mistral3(**text) -> Mistral3Config:
     return Mistral3Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
+def _gemma3(**text) -> Gemma3Config:
+    """With a tower for pictures."""
+    vision = {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "image_size": 56, "patch_size": 14, "vision_use_head": False,
+    }  # fmt: skip
+    tied = text["tie_word_embeddings"]
+    return Gemma3Config(
+        text_config=text, vision_config=vision, mm_tokens_per_image=4, tie_word_embeddings=tied
+    )
+
+
 def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
     """With a tower for pictures."""
     vision = {
@@ -102,6 +120,9 @@ FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gemma3_vision": (_gemma3, Gemma3ForConditionalGeneration),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "glm4": (Glm4Config, Glm4ForCausalLM),
@@ -130,6 +151,19 @@ FAMILIES = {
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
 }
+GEMMA2 = {
+    "head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 16, "pad_token_id": 0,
+    "tie_word_embeddings": True, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 4.0,
+}  # fmt: skip
+GEMMA3 = {
+    "head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 20,
+    "tie_word_embeddings": True, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}  # fmt: skip
 GEMMA4 = {
     "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True, "sliding_window": 13, "final_logit_softcapping": 4.0,
@@ -205,6 +239,8 @@ OLMO3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
     },
 }  # fmt: skip
+# Norms that add 1 to their weights.
+_DIFFER_FROM_1 = ("Gemma2RMSNorm", "Gemma3RMSNorm")
 SIZES = {
     "vocab_size": 211,
     "hidden_size": 64,
@@ -229,10 +265,13 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
 
 @torch.no_grad()
 def randomize(model: PreTrainedModel) -> None:
+    differ = [x for x in model.modules() if type(x).__name__ in _DIFFER_FROM_1]
+    centered = {id(norm.weight) for norm in differ}
     for name, weight in model.named_parameters():
         # Norms and biases too: fresh ones are constants and would hide a mix-up. States that forget
         # within a few tokens would hide one, too.
         base = 1.0 if "norm" in name else -3.0 if "A_log" in name else 0.0
+        base = 0.0 if id(weight) in centered else base
         weight.copy_(base + 0.15 * torch.randn(weight.shape))
     for name, number in model.named_buffers():
         if name.endswith(("layer_scalar", "std_bias", "std_scale")):

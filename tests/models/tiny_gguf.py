@@ -70,15 +70,16 @@ _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_
         "granitemoe", "granitemoeshared", "minimax_m2")  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
-    ("gpt-oss", "gemma4", "olmo2", "seed_oss", "glm4moe"),
+    ("gpt-oss", "gemma2", "gemma3", "gemma4", "olmo2", "seed_oss", "glm4moe"),
     {"post_attention_layernorm": "post_attention_norm"},
 )
+# Norms that add 1 to their weights, which the converter does beforehand.
+_DIFFER_FROM_1 = ("gemma2", "gemma3_text")
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
-    "llama4_text": "llama4", "gemma4_text": "gemma4", "mixtral": "llama",
-    "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
-    "minimax_m2": "minimax-m2",
-    "olmo3": "olmo2", "glm4_moe": "glm4moe",
+    "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
+    "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
+    "minimax_m2": "minimax-m2", "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -95,7 +96,8 @@ def write(
     `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
     If not `stacked`, each expert's matrices are tensors of their own.
     """
-    arch = _ARCHS.get(model.config.model_type, model.config.model_type)
+    config = model.config
+    arch = _ARCHS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, model.config)
     state = model.state_dict()
@@ -107,16 +109,18 @@ def write(
         heads = _permuted_heads(name, model.config)
         if heads:
             values = _permute(values, heads)
+        one = config.model_type in _DIFFER_FROM_1 and name.endswith("norm.weight")
+        values = values + 1 if one else values
         plain = values.ndim == 1 or name.endswith("bias") or "ffn_gate_inp" in stored_name
         storage = Storage.F32 if plain else storage_of(stored_name)
         raw = gguf.quantize(np.ascontiguousarray(values), storage)
         if stacked or "_exps." not in stored_name:
             writer.add_tensor(stored_name, raw, raw_dtype=storage)
         else:
-            for expert, one in enumerate(raw):
+            for expert, matrix in enumerate(raw):
                 own_name = stored_name.replace("_exps", f".{expert}")
-                writer.add_tensor(own_name, one, raw_dtype=storage)
-        seen = gguf.dequantize(raw, storage).reshape(values.shape)
+                writer.add_tensor(own_name, matrix, raw_dtype=storage)
+        seen = gguf.dequantize(raw, storage).reshape(values.shape) - one
         weight.copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
     _write_rope_factors(writer, model.config)
     writer.write_header_to_file()
@@ -211,6 +215,15 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_sliding_window(config.sliding_window)
         pattern = [kind == "sliding_attention" for kind in config.layer_types]
         writer.add_sliding_window_pattern(pattern)
+    if config.model_type == "gemma2":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+        if config.final_logit_softcapping:
+            writer.add_final_logit_softcapping(config.final_logit_softcapping)
         rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
@@ -284,7 +297,7 @@ def _write_gemma4(writer: gguf.GGUFWriter, config) -> None:
 def _write_rope_factors(writer: gguf.GGUFWriter, config) -> None:
     rope = config.rope_parameters
     if "rope_type" not in rope:
-        return  # Gemma 4's are written with its metadata, and OLMo 3 has none
+        return  # Gemma's are written with its metadata, and OLMo 3 has none
     if rope["rope_type"] == "longrope":
         growth = config.max_position_embeddings / config.original_max_position_embeddings
         attention = math.sqrt(

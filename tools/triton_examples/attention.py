@@ -23,6 +23,10 @@ def examples() -> Iterator[Example]:
         yield from _both(torch.bfloat16, 128, storage)
     for storage in (torch.int8, torch.float8_e4m3fn):
         yield from _both(torch.float16, 128, storage)
+    for form, tokens in (("decode", REQUESTS), ("mixed", TOKENS)):
+        call = partial(_attend, tokens, torch.bfloat16, 256, torch.bfloat16, cap=50.0)
+        declines = partial(declined, torch.bfloat16)
+        yield Example(f"{form}, head 256, capped logits", "bfloat16", call, declines)
     call = partial(_attend_to_images, torch.float16)
     declines = partial(declined, torch.float16)
     yield Example("mixed, head 128, chunks and images", "float16", call, declines)

@@ -10,6 +10,7 @@ from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
 from pagoda.arch.spec import ModelSpec
+from pagoda.arch.tower import tower_as_found
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.base.registry import Registry
 from pagoda.weights.checkpoint import TensorInfo
@@ -42,6 +43,9 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen3NextForCausalLM": "qwen3_next:from_config",
         "Qwen3MoeForCausalLM": "qwen3_moe:from_config",
         "GptOssForCausalLM": "gpt_oss:from_config",
+        "Gemma2ForCausalLM": "gemma2:from_config",
+        "Gemma3ForCausalLM": "gemma3:from_config",
+        "Gemma3ForConditionalGeneration": "gemma3:conditional_from_config",
         "Gemma4ForCausalLM": "gemma4:from_config",
         "Gemma4ForConditionalGeneration": "gemma4:conditional_from_config",
         "Olmo2ForCausalLM": "olmo2:from_config",
@@ -83,6 +87,8 @@ GGUF_ARCHITECTURES = Registry(
         "qwen3next": "qwen3_next:from_gguf",
         "qwen3moe": "qwen3_moe:from_gguf",
         "gpt-oss": "gpt_oss:from_gguf",
+        "gemma2": "gemma2:from_gguf",
+        "gemma3": "gemma3:from_gguf",
         "gemma4": "gemma4:from_gguf",
         "glm4": "glm4:from_gguf",
         "glm4moe": "glm4_moe:from_gguf",
@@ -133,7 +139,7 @@ def spec_for(
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
         spec = with_config_head(spec, name, config_reader(config), tensors)
-    spec = draft_head_as_found(as_stored(spec, tensors), tensors)
+    spec = tower_as_found(draft_head_as_found(as_stored(spec, tensors), tensors), tensors)
     return replace(spec, quantization=description_of(config))
 
 

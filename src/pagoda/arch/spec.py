@@ -91,6 +91,10 @@ class AttentionSpec:
     """Each head's result is multiplied by the sigmoid of a projection of its own size."""
     sinks: bool = False
     """Each head has a logit of its own beside its keys' in the softmax, for nothing to look at."""
+    both_ways: bool = False
+    """The tokens of one image see each other."""
+    logit_cap: float | None = None
+    """c, if a key's logit becomes c * tanh(logit / c)."""
 
 
 @dataclass(frozen=True)
@@ -216,9 +220,11 @@ class VisionSpec:
     merge: int
     """`merge * merge` patches become one token."""
     num_positions: int
-    """Rows of the table of learned positions, a square that is interpolated to an image's grid; if
-    `pooled` of each of two, one for columns and one for rows of patches."""
+    """Rows of the table of learned positions, a square that is interpolated to an image's grid (or
+    that all images have, if `pooled`); if `gated` of each of two, one for columns and one for rows
+    of patches."""
     rope_theta: float
+    """0 where nothing turns."""
     norm_eps: float
     weights: tuple["WeightRule", ...]
     split_patches: bool = False
@@ -226,11 +232,16 @@ class VisionSpec:
     color_planes: bool = False
     """The weights of a patch are stored color by color, not pixel by pixel."""
     both_ways: bool = False
-    """In layers with a window an image's tokens see each other."""
+    """In some of the language model's layers (`AttentionSpec.both_ways`) an image's tokens see each
+    other."""
     pooled: bool = False
-    """A token is the mean of its patches (Gemma 4), not what a layer of weights makes of them."""
+    """A token is the mean of its patches (Gemma 3 and 4), not what a layer of weights makes of
+    them."""
+    gated: bool = False
+    """Blocks are like Gemma 4's: mlps have a gate, norms stand behind their parts too, and nothing
+    has a bias."""
     standardized: bool = False
-    """If `pooled`: learned vectors move and scale the means."""
+    """If `gated`: learned vectors move and scale the means."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""
@@ -238,6 +249,11 @@ class VisionSpec:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def image_tokens(self) -> int | None:
+        """Of every image, where all have one size; None where they differ."""
+        return self.num_positions // self.merge**2 if self.pooled and not self.gated else None
 
     @property
     def patch_values(self) -> int:

@@ -59,10 +59,12 @@ _IMAGE = Modality(
     loader="pagoda.text.images.picture:PictureLoader",
     families={
         **dict.fromkeys(_QWEN, "pagoda.text.images.qwen_vl:from_config"),
+        "Gemma3ForConditionalGeneration": "pagoda.text.images.gemma3:from_config",
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
     },
     projectors={
         "qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf",
+        "gemma3": "pagoda.text.images.gemma3:from_gguf",
         "gemma4v": "pagoda.text.images.gemma4:from_gguf",
     },
     settings=("preprocessor_config.json", "processor_config.json"),

@@ -109,14 +109,15 @@ class MediaInput:
         return medium
 
     def write(self, prompt: str, media: Sequence[Medium]) -> str:
-        """`prompt` with what takes the place of each medium's one token there.
+        """`prompt` with what takes the place of each medium's one token there, or of what is
+        written instead.
 
-        RequestError unless it has one token for each, where any is replaced by text.
+        RequestError unless it has one for each, where any is replaced by text.
         """
         if all(medium.text is None for medium in media):
             return prompt
         token = self._processor.token
-        parts = prompt.split(token)
+        parts = prompt.split(self._processor.written or token)
         if len(parts) - 1 != len(media):
             raise _miscounted(len(parts) - 1, len(media), self.words)
         texts = [token if medium.text is None else medium.text for medium in media]

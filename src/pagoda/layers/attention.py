@@ -134,7 +134,8 @@ class Attention(nn.Module):
             window=spec.window,
             chunked=spec.chunked,
             sinks=None if self.sinks is None else self.sinks.weight,
-            sees_until=None if spec.window is None else batch.sees_until,
+            cap=spec.logit_cap,
+            sees_until=batch.sees_until if spec.both_ways else None,
             kv_scales=kv_scales,
         ).flatten(1)
         if gate is not None:

@@ -76,23 +76,25 @@ class VisionBlock(nn.Module):
         self.activation = spec.activation
         self.mlp_flops = 2 * hidden**2 + 4 * hidden * spec.intermediate_size
         self.attention_norm = LayerNorm(context, hidden, spec.norm_eps)
-        self.qkv = _whole(context, hidden, 3 * hidden)
+        self.qkv = ColumnLinear(context, hidden, (Shard.whole(hidden),) * 3, bias=True)
         self.output = _whole(context, hidden, hidden)
         self.mlp_norm = LayerNorm(context, hidden, spec.norm_eps)
         self.up = _whole(context, hidden, spec.intermediate_size)
         self.down = _whole(context, spec.intermediate_size, hidden)
 
     def slices(
-        self, x: torch.Tensor, rotation: torch.Tensor, frames: torch.Tensor, unit: float
+        self, x: torch.Tensor, rotation: torch.Tensor | None, frames: torch.Tensor, unit: float
     ) -> Slices:
-        """[patches, hidden]; `rotation` is fp32 [patches, head_dim], cosines then sines, and
-        `frames` int32 where each frame begins, with the end: a patch sees its own frame."""
+        """[patches, hidden]; `rotation` is fp32 [patches, head_dim], cosines then sines (None:
+        nothing turns), and `frames` int32 where each frame begins, with the end: a patch sees its
+        own frame."""
         hidden = x.shape[1]
-        qkv = yield from _by_rows(
+        qkv = yield from by_rows(
             lambda part: self.qkv(self.attention_norm(part)), x, unit / (6 * hidden**2)
         )
         q, k, v = qkv.unflatten(-1, (3, -1, self.head_dim)).unbind(1)
-        q, k = ops.rotary(q, k, torch.arange(len(x), device=x.device), rotation)
+        if rotation is not None:
+            q, k = ops.rotary(q, k, torch.arange(len(x), device=x.device), rotation)
         seen = len(x) // (len(frames) - 1)
         heads = max(1, int(unit / (4 * len(x) * seen * self.head_dim)))
         attended = []
@@ -100,7 +102,7 @@ class VisionBlock(nn.Module):
             attended.append(ops.encoder_attention(qs, ks, vs, frames, scale=self.head_dim**-0.5))
             yield
         both = torch.cat((torch.cat(attended, dim=1).flatten(1), x), dim=1)
-        return (yield from _by_rows(self._behind_attention, both, unit / self.mlp_flops))
+        return (yield from by_rows(self._behind_attention, both, unit / self.mlp_flops))
 
     def _behind_attention(self, both: torch.Tensor) -> torch.Tensor:
         """The rest of a block, from what is attended and x, side by side."""
@@ -129,7 +131,7 @@ class PatchMerger(nn.Module):
     def slices(self, x: torch.Tensor, unit: float) -> Slices:
         """[patches, hidden], neighbours in a row -> [tokens, out_size]."""
         grouped = x.reshape(-1, self.width)
-        return (yield from _by_rows(self._merge, grouped, unit / self.flops))
+        return (yield from by_rows(self._merge, grouped, unit / self.flops))
 
     def _merge(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, width of their patches]."""
@@ -164,7 +166,7 @@ class VisionTower(nn.Module):
         rows, columns = (at.to(device) for at in _places(grid, merge))
         patches = patches.to(device, self._context.dtype)
         cost = 2 * self.spec.patch_values * self.spec.hidden_size
-        x = yield from _by_rows(self.patches, patches, unit / cost)
+        x = yield from by_rows(self.patches, patches, unit / cost)
         x = x + self._interpolated(rows, columns, grid).to(x.dtype)
         rotation = self._rotation(rows, columns)
         size = grid[1] * grid[2]
@@ -200,9 +202,10 @@ class VisionTower(nn.Module):
         return torch.cat((angles.cos(), angles.sin()), dim=1)
 
 
-def _by_rows(
+def by_rows(
     function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, rows: float
 ) -> Slices:
+    """`function` of x [rows, size], so many rows at a time."""
     parts = []
     for part in x.split(max(_FEWEST_ROWS, int(rows))):
         parts.append(function(part))

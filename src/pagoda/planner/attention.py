@@ -84,13 +84,9 @@ def choose_attention(
     if facts.device == "cpu" and wanted == "auto":
         return replace(own, layout=layout)
     counts = Counter(kind_of(mixer) for mixer in spec.attentions)
-    sees_pictures = spec.vision is not None and spec.vision.both_ways
     chosen = {}
     for kind, mixer in {kind_of(mixer): mixer for mixer in spec.attentions}.items():
-        declined = {
-            name: why_not(name, mixer, dtype, facts, kv_dtype=kv_dtype, both_ways=sees_pictures)
-            for name in _ORDER
-        }
+        declined = {name: why_not(name, mixer, dtype, facts, kv_dtype=kv_dtype) for name in _ORDER}
         name = wanted
         if wanted == "auto":
             name = next(name for name in _ORDER if declined[name] is None)
@@ -124,10 +120,8 @@ def why_not(
     facts: DeviceFacts,
     *,
     kv_dtype: str = "auto",
-    both_ways: bool = False,
 ) -> str | None:
-    """Why `backend` does not serve layers like `mixer`; None where it does. `both_ways`: tokens of
-    a picture see each other."""
+    """Why `backend` does not serve layers like `mixer`; None where it does."""
     if backend == "torch":
         return None
     if facts.device == "cpu":
@@ -159,9 +153,11 @@ def why_not(
         return "it reads a cache, and an encoder has none"
     if mixer.sinks:
         return "it has no sinks"
+    if mixer.logit_cap is not None:
+        return "it does not cap logits here"
     if mixer.chunked:
         return "it has windows and no chunks"
-    if both_ways and mixer.window is not None:
+    if mixer.both_ways:
         return "the tokens of a picture see each other here, and it has no mask for them"
     return None
 
@@ -173,7 +169,9 @@ def kind_of(mixer: AttentionSpec) -> str:
         sight = f"{'chunks' if mixer.chunked else 'a window'} of {mixer.window:,} tokens"
     if mixer.kind == "encoder":
         sight = "attention both ways"
-    return f"{sight}, heads of {mixer.head_dim}{', sinks' if mixer.sinks else ''}"
+    sinks = ", sinks" if mixer.sinks else ""
+    cap = "" if mixer.logit_cap is None else ", capped logits"
+    return f"{sight}, heads of {mixer.head_dim}{sinks}{cap}"
 
 
 def _others(chosen: str, declined: Mapping[str, str | None]) -> str:

@@ -99,6 +99,12 @@ def test_sinks(device, mix):
     check(Case(MIXES[mix], device=device, how={"sinks": sinks, "window": 37}))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("mix", ["first token", "mixed"])
+def test_capped_logits(device, mix, dtype):
+    check(Case(MIXES[mix], dtype=dtype, device=device, how={"cap": 1.5, "window": 37}))
+
+
 def test_rows_behind_all_requests_are_zero(device):
     for padding in (1, 7, 40):
         out = check(Case(MIXES["idle requests"], device=device, padding=padding))

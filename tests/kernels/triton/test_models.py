@@ -35,6 +35,9 @@ MODELS = {
          "layer_types": ["sliding_attention", "full_attention"]},
     ),
     "glm-4.5 moe": ("glm4_moe", {**tiny.GLM4_MOE, "num_hidden_layers": 2}),
+    "gemma 2": (
+        "gemma2", {**tiny.GEMMA2, "num_hidden_layers": 2, "sliding_window": WINDOW},
+    ),
     "gemma 4": (
         "gemma4",
         {**tiny.GEMMA4, "num_hidden_layers": 2, "sliding_window": WINDOW,

@@ -8,7 +8,7 @@ from pagoda.arch.spec import AttentionSpec, RopeSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.core.kvcache.spec import KVLayout
-from pagoda.planner.attention import AttentionChoice, choose_attention, why_not
+from pagoda.planner.attention import AttentionChoice, choose_attention, kind_of, why_not
 from pagoda.planner.resolve import resolve
 from tests.unit.planner.test_resolve import GIB, configure, machine, smollm2
 
@@ -74,6 +74,17 @@ def test_what_cannot_serve_is_refused_with_its_reason(wanted, capability, dtype,
         chosen(wanted, gpu(capability, LIBRARIES), dtype)
 
 
+@pytest.mark.parametrize("library", sorted(LIBRARIES))
+def test_libraries_cap_no_logits(library):
+    mixer = replace(WINDOW, sinks=False)
+    facts = gpu(90, LIBRARIES)
+    assert why_not(library, mixer, "float16", facts) is None
+    capped = replace(mixer, logit_cap=50.0)
+    assert why_not(library, capped, "float16", facts) == "it does not cap logits here"
+    assert why_not("triton", capped, "float16", facts) is None
+    assert kind_of(capped) == "a window of 128 tokens, heads of 64, capped logits"
+
+
 def test_torch_takes_what_triton_declines():
     assert chosen(facts=gpu(75), dtype="bfloat16")[0].names == ("torch",)
 
@@ -97,7 +108,7 @@ def test_each_kind_of_layer_gets_the_first_that_serves_it(capability, first):
         ({}, {}, None),
         ({"chunked": True, "window": 64}, {}, "no chunks"),
         ({"head_dim": 80}, {}, "these 80"),
-        ({"window": 64}, {"both_ways": True}, "picture"),
+        ({"window": 64, "both_ways": True}, {}, "picture"),
         ({}, {"kv_dtype": "int8"}, "cache of int8"),
         ({}, {"kv_dtype": "float16"}, None),
     ],

@@ -14,6 +14,7 @@ from pagoda.planner.memory.vision import kept_bytes
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo
+from tests.unit.arch.test_gemma3 import GEMMA3_4B
 
 CONFIG = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -59,6 +60,16 @@ def test_the_largest_picture(device: str, length: int, tokens: int) -> None:
     resolution = resolve(config, spec(), {}, facts(device))
     assert resolution.config.media.image_max_tokens == tokens
     assert any(reason.field == "image_max_tokens" for reason in resolution.reasons)
+
+
+def test_images_of_one_size() -> None:
+    """Gemma 3's have 256 tokens: no room is planned for larger ones."""
+    model = spec_for(GEMMA3_4B, {}, ())
+    media = resolve(EngineConfig(), model, {}, facts()).config.media
+    assert media.image_max_tokens == 256
+    wider = EngineConfig(media=MediaConfig(image_max_tokens=512))
+    plans = [resolve(config, model, {}, facts()).plan for config in (EngineConfig(), wider)]
+    assert plans[0].activations < plans[1].activations
 
 
 def test_pictures_take_memory_from_the_plan() -> None:

@@ -120,3 +120,25 @@ VISION = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+
+# As Gemma 3 is spoken to: what a system turn says stands in front of the user's first words, and
+# roles alternate.
+GEMMA3 = (
+    "{{ bos_token }}"
+    "{% set said = '' %}{% set turns = messages %}"
+    "{% if messages[0].role == 'system' %}"
+    "{% set said = messages[0].content if messages[0].content is string"
+    " else messages[0].content[0].text %}"
+    "{% set turns = messages[1:] %}{% endif %}"
+    "{% for turn in turns %}"
+    "{% if (turn.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant must take turns') }}{% endif %}"
+    "<start_of_turn>{{ 'model' if turn.role == 'assistant' else turn.role }}\n"
+    "{{ said + '\n\n' if said and loop.first else '' }}"
+    "{% if turn.content is string %}{{ turn.content | trim }}"
+    "{% else %}{% for part in turn.content %}"
+    "{{ '<start_of_image>' if part.type == 'image' else part.text | trim }}"
+    "{% endfor %}{% endif %}<end_of_turn>\n"
+    "{% endfor %}"
+    "{{ '<start_of_turn>model\n' if add_generation_prompt else '' }}"
+)

@@ -9,7 +9,7 @@ from pagoda.text.parsers.select import parser_for
 from pagoda.text.template.chat import ChatTemplate
 from pagoda.text.template.spelled import shows_tools
 from tests.unit.text.parsers.parsing import TOOLS, parse
-from tests.unit.text.templates import CHATML, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
+from tests.unit.text.templates import CHATML, GEMMA3, LLAMA3, MISTRAL, QWEN_TOOLS, R1, VISION
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -45,7 +45,7 @@ def test_a_template_that_shows_tools_is_left_alone(source):
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        (CHATML, "none+hermes"), (CHATML + "</think>", "generic+hermes"),
+        (CHATML, "none+hermes"), (GEMMA3, "none+hermes"), (CHATML + "</think>", "generic+hermes"),
         ("tools: " + CHATML, "generic+hermes"), (QWEN_TOOLS, "hermes"), (None, "none"),
         ("<｜tool▁sep｜> ```json" + R1, "deepseek_r1"),
     ],
@@ -67,6 +67,23 @@ def test_a_template_with_calls_of_its_own_gets_the_description_alone():
     assert '"name": "weather"' in prompt
     assert "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>FUNCTION\n" in prompt
     assert "<|tool|>weather\n{}" in prompt and "<tool_response" not in prompt
+
+
+def test_gemma_3():
+    """Tools stand with the system's words in the user's first turn; pictures have their mark."""
+    system = {"role": "system", "content": "Be brief."}
+    picture = {"type": "image_url", "image_url": {"url": "data:,"}}
+    asks = {"role": "user", "content": [picture, {"type": "text", "text": "What is it?"}]}
+    kinds = {"image": "<start_of_image>"}
+    prompt = render(GEMMA3, system, asks, TURN, RESULT, placeholders=kinds)
+    first, reply, result, rest = prompt.split("<end_of_turn>\n")
+    assert first.startswith("<start_of_turn>user\nBe brief.\n\n") and '"name": "weather"' in first
+    assert first.endswith("\n\n<start_of_image>What is it?")
+    assert reply.startswith("<start_of_turn>model\n<tool_call>") and '"id": "c1"' in reply
+    assert result == (
+        '<start_of_turn>user\n<tool_response id="c1" name="weather">\nrain\n</tool_response>'
+    )
+    assert rest == "<start_of_turn>model\n"
 
 
 def test_users_and_assistants_take_turns():

@@ -2,13 +2,25 @@
 values are their keys, and which turn a part of each head; in the smaller model experts beside each
 mlp."""
 
-import math
-import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.gemma import (
+    CONFIG_NORMS,
+    GGUF_NORMS,
+    LAYER,
+    embedding_scale,
+    final_cap,
+    gguf_pattern,
+    layer_kinds,
+    refuse_encoders,
+    refuse_other_activations,
+    rope_section,
+    seeing,
+    with_norms,
+)
 from pagoda.arch.families.gemma4_vision import vision_from_config, vision_from_gguf
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules
 from pagoda.arch.names import Traits, config_rules
@@ -26,8 +38,6 @@ from pagoda.arch.spec import (
 from pagoda.base.errors import UnsupportedModelError
 
 _NAME, _SEEING = "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"
-_LAYER = "layers.{layer}."
-_ACTIVATION = "gelu_pytorch_tanh"
 # Sound is not read yet.
 _AUDIO = ("model.audio_tower.*", "model.embed_audio.*")
 _GGUF_AUDIO = ("a.*", "mm.a.*")
@@ -55,7 +65,7 @@ def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
     both_ways = config_reader(config).raw("use_bidirectional_attention") == "vision"
     if config.get("vision_config") is None:
         return spec
-    return replace(spec, architecture=_SEEING, vision=vision_from_config(config, both_ways))
+    return seeing(spec, _SEEING, vision_from_config(config, both_ways), wide=False)
 
 
 def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
@@ -64,12 +74,7 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
     traits = Traits(qkv_bias=reader.flag("attention_bias", False), qk_norm=True)
     traits = replace(traits, output_bias=traits.qkv_bias)
     spec = spec_from_config(reader, _NAME, traits)
-    kinds = reader.texts("layer_types")
-    if len(kinds) != len(spec.layers) or set(kinds) - {"full_attention", "sliding_attention"}:
-        raise reader.error(
-            "layer_types",
-            f"must name full_attention or sliding_attention for each of {len(spec.layers)} layers",
-        )
+    kinds = layer_kinds(reader, len(spec.layers))
     sizes = {kind: _config_sizes(reader, kind, kinds) for kind in dict.fromkeys(kinds)}
     experts = _config_experts(reader)
     rules = config_rules(traits, spec.tie_word_embeddings, prefix)
@@ -81,11 +86,11 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
         experts,
         (
             *rules,
-            WeightRule(_LAYER + "scale.weight", (layer + "layer_scalar",)),
+            WeightRule(LAYER + "scale.weight", (layer + "layer_scalar",)),
             *(() if experts is None else _config_expert_rules(experts, layer)),
         ),
         names,
-        reader.number("final_logit_softcapping") if reader.has("final_logit_softcapping") else None,
+        final_cap(reader),
     )
 
 
@@ -101,15 +106,9 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
             "file that was converted without --fuse-qkv."
         )
     spec = spec_from_gguf(reader, tokenizer, _NAME, Traits(qk_norm=True), tensor_names)
-    pattern = reader.raw("attention.sliding_window_pattern")
-    if not isinstance(pattern, list) or [type(x) for x in pattern] != [bool] * len(spec.layers):
-        raise reader.error(
-            "attention.sliding_window_pattern",
-            f"must say true or false for each of {len(spec.layers)} layers",
-        )
     sizes = [
-        _gguf_sizes(reader, spec, index, f"blk.{index}.attn_v.weight" not in tensor_names)
-        for index in range(len(spec.layers))
+        _gguf_sizes(reader, spec, index, local, f"blk.{index}.attn_v.weight" not in tensor_names)
+        for index, local in enumerate(gguf_pattern(reader, len(spec.layers)))
     ]
     experts = _gguf_experts(reader)
     names = {name: f"blk.{{layer}}.{source}.weight" for name, source in _GGUF_NORMS.items()}
@@ -119,33 +118,27 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         experts,
         (
             *spec.weights,
-            WeightRule(_LAYER + "scale.weight", ("blk.{layer}.layer_output_scale.weight",)),
+            WeightRule(LAYER + "scale.weight", ("blk.{layer}.layer_output_scale.weight",)),
             *(() if experts is None else _gguf_expert_rules(experts, tensor_names)),
         ),
         names,
-        reader.number("final_logit_softcapping") if reader.has("final_logit_softcapping") else None,
+        final_cap(reader),
     )
     if "clip.vision.projection_dim" not in metadata:
         return spec
     vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
-    ignored = (*spec.ignored_weights, *_GGUF_AUDIO)
-    return replace(spec, architecture=_SEEING, vision=vision, ignored_weights=ignored)
+    spec = replace(spec, ignored_weights=(*spec.ignored_weights, *_GGUF_AUDIO))
+    return seeing(spec, _SEEING, vision, wide=False)
 
 
 _CONFIG_NORMS = {
-    "attention_norm": "input_layernorm",
-    "attention_result_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "result_norm": "post_feedforward_layernorm",
+    **CONFIG_NORMS,
     "mlp_result_norm": "post_feedforward_layernorm_1",
     "experts_norm": "pre_feedforward_layernorm_2",
     "experts_result_norm": "post_feedforward_layernorm_2",
 }
 _GGUF_NORMS = {
-    "attention_norm": "attn_norm",
-    "attention_result_norm": "post_attention_norm",
-    "mlp_norm": "ffn_norm",
-    "result_norm": "post_ffw_norm",
+    **GGUF_NORMS,
     "mlp_result_norm": "post_ffw_norm_1",
     "experts_norm": "pre_ffw_norm_2",
     "experts_result_norm": "post_ffw_norm_2",
@@ -162,20 +155,20 @@ def _assembled(
     logit_cap: float | None,
 ) -> ModelSpec:
     """`spec`, a dense decoder's, with these layers; `norms` names the tensors of theirs."""
-    own = {f"{_LAYER}{name}.weight" for name in norms}
-    kept = [rule for rule in rules if rule.param not in own]
-    named = [
-        WeightRule(f"{_LAYER}{name}.weight", (source,))
+    own = {
+        name: source
         for name, source in norms.items()
         if experts is not None or name not in _EXPERT_NORMS
-    ]
+    }
     return replace(
         spec,
         layers=tuple(
             _layer(layer, kind, experts) for layer, kind in zip(spec.layers, sizes, strict=True)
         ),
-        weights=(*(part for rule in kept for part in _without_values(rule, sizes)), *named),
-        embedding_scale=_rounded(math.sqrt(spec.hidden_size), spec.dtype),
+        weights=tuple(
+            part for rule in with_norms(rules, own) for part in _without_values(rule, sizes)
+        ),
+        embedding_scale=embedding_scale(spec),
         logit_cap=logit_cap,
     )
 
@@ -199,7 +192,7 @@ def _layer(layer: LayerSpec, sizes: _Sizes, experts: MoeSpec | None) -> LayerSpe
 
 def _without_values(rule: WeightRule, sizes: list[_Sizes]) -> list[WeightRule]:
     """The rule of q, k and v for the layers that have these, and one for the others."""
-    if not rule.param.startswith(_LAYER + "attention.qkv."):
+    if not rule.param.startswith(LAYER + "attention.qkv."):
         return [rule]
     q, k, _ = rule.sources
     shared = tuple(index for index, own in enumerate(sizes) if own.values_are_keys)
@@ -213,17 +206,8 @@ def _refuse_other_kinds(reader: Reader) -> None:
         count = reader.integer(name, MAX_WIDTH, default, minimum=0)
         if count:
             raise _refusal(f"config.json: {name} is {count}")
-    both_ways = reader.raw("use_bidirectional_attention")
-    if both_ways not in (None, "vision"):
-        raise UnsupportedModelError(
-            f"config.json: use_bidirectional_attention is {both_ways!r}. That is an encoder made "
-            "of Gemma 4, which is not supported yet."
-        )
-    activation = reader.text("hidden_activation", _ACTIVATION)
-    if activation != _ACTIVATION:
-        raise UnsupportedModelError(
-            f"config.json asks for the activation {activation!r}; {_NAME} has {_ACTIVATION} here."
-        )
+    refuse_encoders(reader, "Gemma 4")
+    refuse_other_activations(reader, _NAME)
 
 
 def _refusal(found: str) -> UnsupportedModelError:
@@ -265,10 +249,7 @@ def _saved_layer(reader: Reader, index: int) -> Reader | None:
 
 
 def _config_rope(reader: Reader, kind: str, head_dim: int) -> RopeSpec:
-    outer = reader.section("rope_parameters")
-    section = None if outer is None else outer.section(kind)
-    if section is None:
-        raise reader.error("rope_parameters", f"must have a section {kind}")
+    section = rope_section(reader, kind)
     theta = section.number("rope_theta", 10000.0, above=1.0)
     rope_type = section.text("rope_type", "default")
     if rope_type == "default":
@@ -282,10 +263,10 @@ def _config_rope(reader: Reader, kind: str, head_dim: int) -> RopeSpec:
     return RopeSpec(theta, head_dim, num_turning=int(share * head_dim // 2))
 
 
-def _gguf_sizes(reader: Reader, spec: ModelSpec, index: int, shared: bool) -> _Sizes:
+def _gguf_sizes(reader: Reader, spec: ModelSpec, index: int, local: bool, shared: bool) -> _Sizes:
     mixer = spec.layers[index].mixer
     assert isinstance(mixer, AttentionSpec) and mixer.rope is not None
-    if not reader.raw("attention.sliding_window_pattern")[index]:
+    if not local:
         return _Sizes(mixer.num_kv_heads, mixer.head_dim, mixer.rope, shared)
     head_dim = reader.integer("attention.key_length_swa", MAX_WIDTH)
     turning = reader.integer("rope.dimension_count_swa", MAX_WIDTH, head_dim)
@@ -317,9 +298,9 @@ def _experts(count: int, top_k: int, size: int) -> MoeSpec:
 
 
 def _config_expert_rules(experts: MoeSpec, layer: str) -> list[WeightRule]:
-    param = _LAYER + "experts."
+    param = LAYER + "experts."
     return [
-        WeightRule(_LAYER + "router_norm.weight", (layer + "router.scale",)),
+        WeightRule(LAYER + "router_norm.weight", (layer + "router.scale",)),
         WeightRule(param + "router.weight", (layer + "router.proj.weight",)),
         WeightRule(param + "scales.weight", (layer + "router.per_expert_scale",)),
         *expert_rules(experts, "stacked", layer, param),
@@ -328,7 +309,7 @@ def _config_expert_rules(experts: MoeSpec, layer: str) -> list[WeightRule]:
 
 def _gguf_expert_rules(experts: MoeSpec, tensor_names: Collection[str]) -> list[WeightRule]:
     stored = ExpertTensors(experts.num_experts, "stacked", parts=2)
-    layer, mlp, param = "blk.{layer}.ffn_", _LAYER + "mlp.", _LAYER + "experts."
+    layer, mlp, param = "blk.{layer}.ffn_", LAYER + "mlp.", LAYER + "experts."
     rules = [replace(rule, param=rule.param.replace(mlp, param)) for rule in gguf_rules(experts)]
     if "blk.0.ffn_gate_up_exps.weight" in tensor_names:
         whole = WeightRule(param + "gate_up.weight", (layer + "gate_up_exps.weight",),
@@ -336,16 +317,6 @@ def _gguf_expert_rules(experts: MoeSpec, tensor_names: Collection[str]) -> list[
         rules = [whole if rule.param == whole.param else rule for rule in rules]
     return [
         *rules,
-        WeightRule(_LAYER + "router_norm.weight", (layer + "gate_inp.scale",)),
+        WeightRule(LAYER + "router_norm.weight", (layer + "gate_inp.scale",)),
         WeightRule(param + "scales.weight", (layer + "down_exps.scale",)),
     ]
-
-
-def _rounded(x: float, dtype: str) -> float:
-    """The nearest number of that dtype: the models were trained with embeddings scaled by it."""
-    if dtype == "bfloat16":
-        (bits,) = struct.unpack("<I", struct.pack("<f", x))
-        (x,) = struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & ~0xFFFF))
-    elif dtype == "float16":
-        (x,) = struct.unpack("<e", struct.pack("<e", x))
-    return x

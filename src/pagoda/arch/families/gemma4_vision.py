@@ -53,6 +53,7 @@ def vision_from_config(config: Mapping[str, Any], both_ways: bool) -> VisionSpec
         weights=_rules(_CONFIG, layers, standardized),
         both_ways=both_ways,
         pooled=True,
+        gated=True,
         standardized=standardized,
     )
 
@@ -97,6 +98,7 @@ def vision_from_gguf(
         color_planes=True,
         both_ways=True,
         pooled=True,
+        gated=True,
         standardized=standardized,
     )
 

@@ -101,6 +101,7 @@ class AttentionBackend(Protocol):
         window: int | None = None,
         chunked: bool = False,
         sinks: Tensor | None = None,
+        cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> Tensor:
@@ -108,7 +109,8 @@ class AttentionBackend(Protocol):
 
         Heads share KV heads in equal groups. The last query of a request sees all its tokens (the
         last `window` of them, if given; if `chunked`, those from the last multiple of `window`
-        on). fp32 `sinks` [heads] are logits of one more key each, whose value is zero. int32
+        on). fp32 `sinks` [heads] are logits of one more key each, whose value is zero. With `cap` a
+        logit x, sinks apart, becomes cap * tanh(x / cap). int32
         `sees_until` [tokens] is how many of its request's tokens each query sees instead of those
         up to itself: never falling within a request, at most its length. Returns q's shape; rows
         of no request (a step padded to a captured size) are finite numbers that nobody reads.
@@ -180,6 +182,7 @@ class OwnAttention:
         window: int | None = None,
         chunked: bool = False,
         sinks: Tensor | None = None,
+        cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> Tensor:
@@ -187,7 +190,8 @@ class OwnAttention:
         attended: Tensor = (self.form or reference).paged_attention(
             q, k_cache, v_cache, plan.block_table, plan.query_start, plan.kv_lens,
             host_query_start=plan.host_query_start,
-            scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+            scale=scale, window=window, chunked=chunked, sinks=sinks, cap=cap,
+            sees_until=sees_until,
             **_scaled(kv_scales),
         )  # fmt: skip
         return attended

@@ -58,12 +58,14 @@ class FlashAttention(StoresAsOwn):
         window: int | None = None,
         chunked: bool = False,
         sinks: Tensor | None = None,
+        cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> Tensor:
-        """As `AttentionBackend.attend`, without chunks, sinks, pictures and 8-bit floats."""
+        """As `AttentionBackend.attend`, without chunks, sinks, caps, pictures and 8-bit floats."""
         # The planner declines them.
-        assert not chunked and sinks is None and sees_until is None and kv_scales is None
+        assert not chunked and sinks is None and cap is None
+        assert sees_until is None and kv_scales is None
         attended: Tensor = self.varlen_attn(
             q,
             k_cache.transpose(1, 2),  # pages of [tokens, heads, dim], any stride apart

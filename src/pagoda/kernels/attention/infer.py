@@ -126,13 +126,15 @@ class FlashInfer(StoresAsOwn):
         window: int | None = None,
         chunked: bool = False,
         sinks: Tensor | None = None,
+        cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
     ) -> Tensor:
-        """As `AttentionBackend.attend`, without chunks, sinks, pictures and 8-bit floats. Scale
-        and window were planned."""
+        """As `AttentionBackend.attend`, without chunks, sinks, caps, pictures and 8-bit floats.
+        Scale and window were planned."""
         # The planner declines them.
-        assert not chunked and sinks is None and sees_until is None and kv_scales is None
+        assert not chunked and sinks is None and cap is None
+        assert sees_until is None and kv_scales is None
         attended: Tensor = plan.wrapper.run(q, (k_cache, v_cache))
         return attended
 

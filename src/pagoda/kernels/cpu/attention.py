@@ -95,6 +95,7 @@ class CpuAttention:
         window: int | None = None,
         chunked: bool = False,
         sinks: Tensor | None = None,
+        cap: float | None = None,
         sees_until: Tensor | None = None,
         host_query_start: object = None,
         both_ways: bool = False,
@@ -120,7 +121,7 @@ class CpuAttention:
             q.data_ptr(), rows, q.stride(0), heads, cache, block_table.data_ptr(),
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
             max_blocks * v_cache.shape[2], scale, window or 0, chunked and window is not None,
-            _address(sinks), out.data_ptr(), both_ways, _address(sees_until),
+            _address(sinks), out.data_ptr(), both_ways, _address(sees_until), cap or 0.0,
         )  # fmt: skip
         return out
 

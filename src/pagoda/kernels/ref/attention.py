@@ -92,6 +92,7 @@ def paged_attention(
     window: int | None = None,
     chunked: bool = False,
     sinks: Tensor | None = None,
+    cap: float | None = None,
     sees_until: Tensor | None = None,
     kv_scales: KVScales | None = None,
     host_query_start: object = None,
@@ -102,11 +103,12 @@ def paged_attention(
         k_scales, v_scales = (scales.repeat_interleave(group)[:, None] for scales in kv_scales)
         unscaled = paged_attention(
             (q * k_scales).to(q.dtype), k_cache, v_cache, block_table, query_start, kv_lens,
-            scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+            scale=scale, window=window, chunked=chunked, sinks=sinks, cap=cap,
+            sees_until=sees_until,
         )  # fmt: skip
         return (unscaled * v_scales).to(q.dtype)
     out = torch.zeros_like(q)
-    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks)
+    cache = _Cache(k_cache, v_cache, q.dtype, scale, window, chunked, sinks, cap)
     starts, lens = query_start.tolist(), kv_lens.tolist()
     singles = []
     for req, kv_len in enumerate(lens):
@@ -139,6 +141,7 @@ class _Cache:
     window: int | None
     chunked: bool
     sinks: Tensor | None
+    cap: float | None
 
     def batches(self, reqs: list[int], lens: list[int]) -> list[list[int]]:
         """Split one-token requests into batches of similar length and bounded size."""
@@ -265,24 +268,30 @@ class _Cache:
     ) -> Tensor:
         """q [..., heads, tokens, dim]; heads share KV heads in equal groups; sinks broadcast to
         [..., heads, tokens, 1]."""
-        if sinks is not None:
-            return self._with_sinks(q, k, v, mask, sinks)
+        if sinks is not None or self.cap is not None:
+            return self._in_steps(q, k, v, mask, sinks)
         if q.dim() == 3:
             return self._sdpa(q[None], k[None], v[None], mask)[0]
         return F.scaled_dot_product_attention(
             q, k, v, mask, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
 
-    def _with_sinks(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor
+    def _in_steps(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
-        """Sums in fp32, as torch's own function has them."""
+        """What torch's own function has no place for; sums in fp32, as that has them."""
         group = q.shape[-3] // k.shape[-3]
         k, v = (x.float().repeat_interleave(group, -3) for x in (k, v))
         logits = (q.float() * self.scale) @ k.transpose(-1, -2)
+        if self.cap is not None:
+            logits = self.cap * (logits / self.cap).tanh()
         if mask is not None:
             logits = logits.masked_fill(~mask, -torch.inf)
-        top = torch.maximum(logits.amax(-1, keepdim=True), sinks)
+        top = logits.amax(-1, keepdim=True)
+        if sinks is not None:
+            top = torch.maximum(top, sinks)
         weights = (logits - top).exp()
-        total = weights.sum(-1, keepdim=True) + (sinks - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        if sinks is not None:
+            total = total + (sinks - top).exp()
         return (weights @ v / total).to(q.dtype)

@@ -23,7 +23,13 @@ from pagoda.kernels.triton.attention_cuts import (
     encoder_form,
     form_of,
 )
-from pagoda.kernels.triton.attention_tiles import absorb, blocks_of, score, value_tile
+from pagoda.kernels.triton.attention_tiles import (
+    absorb,
+    blocks_of,
+    capped,
+    score,
+    value_tile,
+)
 from pagoda.kernels.triton.caches import CacheForm, cache_form
 from pagoda.kernels.triton.target import capability, processors
 
@@ -53,6 +59,7 @@ def paged_attention(
     window: int | None = None,
     chunked: bool = False,
     sinks: Tensor | None = None,
+    cap: float | None = None,
     sees_until: Tensor | None = None,
     kv_scales: KVScales | None = None,
     host_query_start: npt.NDArray[np.int32] | None = None,
@@ -66,7 +73,7 @@ def paged_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     how: dict[str, Any] = {
         "scale": scale, "window": window, "chunked": chunked, "sinks": sinks,
-        "kv_scales": kv_scales,
+        "cap": cap, "kv_scales": kv_scales,
     }  # fmt: skip
     if splits == 1 or host_query_start is None:
         most = min(tokens, reqs * SPLIT_QUERIES)
@@ -112,6 +119,7 @@ def _attend(
     window: int | None,
     chunked: bool,
     sinks: Tensor | None,
+    cap: float | None,
     kv_scales: KVScales | None,
 ) -> None:
     """Into `out`, of q's shape."""
@@ -133,7 +141,7 @@ def _attend(
     _paged_attention[(tiles * cache.heads, side_by_side)](
         out, partial, tops, arrived, q, cache.k, cache.v, block_table, query_start, kv_lens,
         sinks, sees_until, k_scales, v_scales, tokens, reqs, splits, q.stride(0), q.stride(1),
-        cache.k.stride(0), cache.v.stride(0), block_table.stride(0), scale, window,
+        cache.k.stride(0), cache.v.stride(0), block_table.stride(0), scale, window, cap,
         CHUNKED=chunked, KV_HEADS=cache.heads, GROUP=group, DIM=dim,
         DIM_PAD=padded, CHUNK=min(form.dims, padded), BLOCK_SIZE=cache.block_size,
         STORAGE=_read_as(cache.storage, capability(q)), BLOCK_Q=block_q, ROWS=form.rows,
@@ -248,8 +256,8 @@ def _merge(
 
 @triton.jit
 def _attend_part(
-    top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, begins, ends,
-    first_seen, end, low, high, dims, scale, window, k_scales, v_scales, kv_head,
+    top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, end, begins,
+    ends, first_seen, low, high, dims, scale, cap, window, k_scales, v_scales, kv_head,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     STORAGE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
@@ -270,6 +278,8 @@ def _attend_part(
             queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
             STORAGE,
         )  # fmt: skip
+        if cap is not None:
+            logits = capped(logits, cap * _LOG2E)
         values = value_tile(v_cache, block * v_block, offset, None, dims, DIM, STORAGE,
                              queries.dtype)  # fmt: skip
         top, total, acc = absorb(logits, values, top, total, acc)
@@ -284,6 +294,8 @@ def _attend_part(
             queries, q_rows, real, k_cache, block * k_block, offset, DIM, DIM_PAD, CHUNK,
             STORAGE,
         )  # fmt: skip
+        if cap is not None:
+            logits = capped(logits, cap * _LOG2E)
         values = value_tile(v_cache, block * v_block, offset, (at >= first_seen) & (at < end),
                              dims, DIM, STORAGE, queries.dtype)  # fmt: skip
         visible = at[None, :] < ends[:, None]
@@ -300,7 +312,7 @@ def _attend_part(
 def _paged_attention(
     out, partial, tops, arrived, q, k_cache, v_cache, block_table, query_start, kv_lens, sinks,
     sees_until, k_scales, v_scales, num_tokens, num_reqs, most_splits, q_row, q_head, k_block,
-    v_block, table_row, scale, window,
+    v_block, table_row, scale, window, cap,
     CHUNKED: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, CHUNK: tl.constexpr, BLOCK_SIZE: tl.constexpr, STORAGE: tl.constexpr,
     BLOCK_Q: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -350,8 +362,8 @@ def _paged_attention(
         acc = tl.zeros((ROWS, DIM_PAD), tl.float32)
         low = first + split * share
         top, total, acc = _attend_part(
-            top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block,
-            begins, ends, first_seen, end, low, tl.minimum(low + share, first + size), dims, scale,
+            top, total, acc, queries, q_rows, real, table, k_cache, v_cache, k_block, v_block, end,
+            begins, ends, first_seen, low, tl.minimum(low + share, first + size), dims, scale, cap,
             window, k_scales, v_scales, kv_head, DIM, DIM_PAD, CHUNK, BLOCK_SIZE, STORAGE, KEYS,
         )  # fmt: skip
         # Volatile, or these addresses would be known, and hold registers, through the loop above.

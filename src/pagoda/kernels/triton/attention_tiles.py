@@ -90,6 +90,12 @@ def score(
 
 
 @triton.jit
+def capped(logits, cap):
+    """cap * tanh(logits / cap): tanh(u) is 2 sigmoid(2 u) - 1."""
+    return cap * (2.0 * tl.sigmoid(logits * (2.0 / cap)) - 1.0)
+
+
+@triton.jit
 def blocks_of(table, index, end, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr):
     """Ids of the blocks of a tile's tokens: one number if they share it. 0 from `end` on."""
     if BLOCK_SIZE % KEYS == 0:

@@ -100,6 +100,7 @@ def paged_attention(
     window: int | None = None,
     chunked: bool = False,
     sinks: Tensor | None = None,
+    cap: float | None = None,
     sees_until: Tensor | None = None,
     kv_scales: KVScales | None = None,
     host_query_start: npt.NDArray[np.int32] | None = None,
@@ -109,7 +110,8 @@ def paged_attention(
     form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
     attended: Tensor = form.paged_attention(
         q, k_cache, v_cache, block_table, query_start, kv_lens,
-        scale=scale, window=window, chunked=chunked, sinks=sinks, sees_until=sees_until,
+        scale=scale, window=window, chunked=chunked, sinks=sinks, cap=cap,
+        sees_until=sees_until,
         kv_scales=kv_scales, host_query_start=host_query_start,
     )  # fmt: skip
     return attended

@@ -113,7 +113,7 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
     if spec.vision is not None:
-        tower = _pooled_vision if spec.vision.pooled else _vision
+        tower = _gated_vision if spec.vision.gated else _vision
         found += tower(spec.vision, hidden)
     if spec.draft_head is not None and spec.drafts:
         found += _draft_head(spec.draft_head, hidden, vocabulary)
@@ -314,7 +314,7 @@ def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 
 def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
-    """All of its layers have biases."""
+    """All layers of its blocks have biases."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
     heads = Part(hidden, spec.num_heads)
     patches = ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
@@ -329,6 +329,11 @@ def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
         yield from _norm(block + "mlp_norm", hidden, bias=True)
         yield from _tower(block + "up", _rows(wide), hidden)
         yield from _tower(block + "down", _rows(hidden), wide, wide)
+    if spec.pooled:
+        yield from _norm("vision.norm", hidden, bias=True)
+        yield from _norm("vision.token_norm", hidden)
+        yield from _tower("vision.projection", _rows(out_size), hidden, bias=False)
+        return
     yield from _merger("vision.merger.", hidden, spec.merge, out_size, hidden)
     for index in range(len(spec.deepstack)):
         merged = hidden * spec.merge**2
@@ -344,7 +349,7 @@ def _merger(
     yield from _tower(prefix + "down", _rows(out_size), merged, merged)
 
 
-def _pooled_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
+def _gated_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
     """None of its layers has biases."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
     heads = Part(hidden, spec.num_heads)

@@ -25,6 +25,9 @@ def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) 
     defaults = {
         f"{kind}_max_tokens": _default(kind, config, spec.max_position) for kind in MODALITIES
     }
+    if spec.vision.image_tokens is not None:
+        most = min(defaults["image_max_tokens"], spec.vision.image_tokens)
+        defaults["image_max_tokens"] = most
     if spec.vision.both_ways:
         step, asked = int(config.scheduler.max_num_batched_tokens), config.media.image_max_tokens
         if isinstance(asked, int) and asked > step:
@@ -77,6 +80,6 @@ def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: 
     """
     patches = max_tokens * vision.merge**2
     per_patch = 2 * 4 * vision.patch_values
-    wide = (3 if vision.pooled else 2) * vision.intermediate_size
+    wide = (3 if vision.gated else 2) * vision.intermediate_size
     per_patch += (12 * vision.hidden_size + wide) * max(width, 4)
     return patches * per_patch + kept_bytes(vision, hidden_size, width, max_tokens)

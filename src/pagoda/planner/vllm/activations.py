@@ -80,7 +80,9 @@ def profiled_encoder(spec: ModelSpec, run: Run) -> Encoder | None:
     if vision is None:
         return None
     if vision.pooled:
-        return _encoder(_GEMMA_TOKENS, _GEMMA_TOKENS, run, spec.hidden_size)
+        # Gemma 3 has no films, and pictures of one size.
+        tokens = vision.image_tokens or _GEMMA_TOKENS
+        return _encoder(tokens, tokens, run, spec.hidden_size)
     outputs = spec.hidden_size * (1 + len(vision.deepstack))
     unit = (vision.patch_size * vision.merge) ** 2
     if not run.version.profiles_videos:

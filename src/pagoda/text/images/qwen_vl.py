@@ -102,8 +102,8 @@ def from_config(reader: Reader) -> QwenImageProcessor:
         merge=reader.integer("merge_size", MAX_WIDTH, 2),
         min_pixels=reader.integer("min_pixels", MAX_PIXELS, smallest),
         max_pixels=reader.integer("max_pixels", MAX_PIXELS, largest),
-        mean=_three(reader, "image_mean"),
-        std=_three(reader, "image_std"),
+        mean=three_numbers(reader, "image_mean"),
+        std=three_numbers(reader, "image_std"),
     )
 
 
@@ -116,12 +116,13 @@ def from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
         merge=reader.integer("spatial_merge_size", MAX_WIDTH, 2),
         min_pixels=reader.integer("image_min_pixels", MAX_PIXELS, 1 << 16),
         max_pixels=reader.integer("image_max_pixels", MAX_PIXELS, 1 << 24),
-        mean=_three(reader, "image_mean"),
-        std=_three(reader, "image_std"),
+        mean=three_numbers(reader, "image_mean"),
+        std=three_numbers(reader, "image_std"),
     )
 
 
-def _three(reader: Reader, name: str) -> tuple[float, ...]:
+def three_numbers(reader: Reader, name: str) -> tuple[float, ...]:
+    """`image_mean` or `image_std`, a half of each color where the file leaves it out."""
     values = reader.raw(name)
     if values is None:
         return (0.5, 0.5, 0.5)

@@ -99,6 +99,8 @@ class Processor(ABC):
     until it is expanded."""
     placeholder: str
     """What templates that take strings get for a medium; has `token` once."""
+    written: str = ""
+    """What a prompt has for a medium instead of `token`, where `Medium.text` takes its place."""
     begin: str = ""
     end: str = ""
     """Texts of tokens that a prompt is given around a piece's."""

@@ -448,6 +448,7 @@ class AttentionWorker {
         if (in_vectors_) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
         else score_keys(PackedKeys{keys_});
         if constexpr (kScaled) multiply(k_scales_, Count, vecs);
+        if (op_.cap > 0) cap_scores(Count, vecs);
         // In two passes: the maxima of all rows overlap, which one after the other would wait.
         float tops[Count], factors[Count];
         for (int r = 0; r < Count; ++r) {
@@ -474,6 +475,20 @@ class AttentionWorker {
                 (Floats::load(weights) * scale).store(weights);
             }
         }
+    }
+
+    // Caps the first `count` rows of weights_, which are scores for powers of two: with the cap c
+    // brought to these too, c - 2 c / (1 + e^(2 x / c)).
+    void cap_scores(int count, int64_t vecs) {
+        const float top = op_.cap * kLog2E;
+        const Floats cap = Floats::all(top), twice = Floats::all(2 * top);
+        const Floats inverse = Floats::all(2 / top), one = Floats::all(1.0f);
+        for (int r = 0; r < count; ++r)
+            for (int64_t v = 0; v < vecs; ++v) {
+                float* scores = weights_ + r * kTileKeys + v * Floats::kSize;
+                const Floats grown = exp(Floats::load(scores) * inverse);
+                (cap - twice / (one + grown)).store(scores);
+            }
     }
 
     // Hides the scores of keys that a row does not see; returns the highest of the others.

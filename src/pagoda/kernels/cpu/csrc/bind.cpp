@@ -210,14 +210,15 @@ class Native {
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
                          int64_t max_kv_len, float scale, int64_t window, bool chunked,
-                         uintptr_t sinks, uintptr_t out, bool both_ways, uintptr_t sees_until) {
+                         uintptr_t sinks, uintptr_t out, bool both_ways, uintptr_t sees_until,
+                         float cap) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
             max_reqs, scale, window, chunked, pointer<const float>(sinks), both_ways,
-            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until)};
+            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until), cap};
         const Kernels* kernels = kernels_;
         compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;

@@ -72,6 +72,7 @@ struct PagedAttention {
     // [rows] or null: how many of the request's keys a query sees, if not just those up to its
     // own; never falling within a request, and at most its kv_lens.
     const int32_t* sees_until = nullptr;
+    float cap = 0;  // c, if a logit x becomes c * tanh(x / c); 0: it stays
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };

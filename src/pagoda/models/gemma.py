@@ -1,5 +1,5 @@
-"""Gemma 4, with its vision transformer or without: what attention and feed-forward part give is
-normalized before it is added."""
+"""Gemma 2, 3 and 4, with a vision transformer or without: what attention and feed-forward part give
+is normalized before it is added."""
 
 from typing import cast
 
@@ -13,6 +13,7 @@ from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
 from pagoda.layers.pooled_vision import PooledVisionTower
+from pagoda.layers.siglip_vision import SiglipTower
 from pagoda.models.base import CausalLM, DecoderLayer, Encoders
 
 
@@ -28,9 +29,9 @@ class Scalar(Vector):
         self.value = float(self.weight)
 
 
-class Gemma4Layer(DecoderLayer):
-    """x + norm(attention(norm(x))), then (x + norm(mlp(norm(x)))) * scale. Experts stand beside the
-    mlp: each result is normalized before they are added."""
+class GemmaLayer(DecoderLayer):
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), which a `scaled` one multiplies by
+    a number. Experts stand beside the mlp: each result is normalized before they are added."""
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
@@ -79,13 +80,14 @@ class Gemma4Layer(DecoderLayer):
         return following.add_normed(result, residual, self.result_norm, scale)
 
 
-class Gemma4(CausalLM):
-    layer_class = Gemma4Layer
+class Gemma(CausalLM):
+    layer_class = GemmaLayer
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
         if spec.vision is not None and context.parallel.sees:
-            self.vision = PooledVisionTower(context.whole, spec.vision, spec.hidden_size)
+            tower = PooledVisionTower if spec.vision.gated else SiglipTower
+            self.vision = tower(context.whole, spec.vision, spec.hidden_size)
 
     @property
     def encoders(self) -> Encoders:
@@ -94,7 +96,7 @@ class Gemma4(CausalLM):
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
         hidden_states = self.embedded(batch)
-        layers = [cast(Gemma4Layer, layer) for layer in self.layers]
+        layers = [cast(GemmaLayer, layer) for layer in self.layers]
         residual = hidden_states.float()
         hidden_states = layers[0].attention_norm(hidden_states)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
