@@ -224,7 +224,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
         if config.final_logit_softcapping:
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
-        rope = rope["full_attention"]
+    rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None:
