@@ -57,7 +57,7 @@ def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _from_config(config: Mapping[str, Any], architecture: str, prefix: str) -> ModelSpec:
-    reader = config_reader({**_DEFAULTS, **config})
+    reader = config_reader({**_DEFAULTS, **config, "hidden_act": None})
     refuse_other_activations(reader, architecture)
     refuse_encoders(reader, "Gemma 3")
     if reader.has("attn_logit_softcapping"):
