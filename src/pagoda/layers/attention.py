@@ -74,6 +74,8 @@ class Attention(nn.Module):
         if spec.output_gate:
             shards = (*shards, q)
         self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
+        self.q_norm: RMSNorm | ProjectionNorm
+        self.k_norm: RMSNorm | ProjectionNorm
         if spec.qk_norm_whole:
             self.q_norm = _projection_norm(context, spec.num_heads, heads, size, eps)
             self.k_norm = _projection_norm(context, spec.num_kv_heads, kv_heads, size, eps)
@@ -146,15 +148,17 @@ class Attention(nn.Module):
     def _normalize_whole(self, qkv: torch.Tensor) -> None:
         """All of q and all of k, in place, over all ranks that have heads of them."""
         q, k, _ = qkv.split(self.qkv.sizes, dim=-1)
+        q_norm, k_norm = self.q_norm, self.k_norm
+        assert isinstance(q_norm, ProjectionNorm) and isinstance(k_norm, ProjectionNorm)
         if self._parallel.size == 1:
-            self.q_norm.normalize(q)
-            self.k_norm.normalize(k)
+            q_norm.normalize(q)
+            k_norm.normalize(k)
             return
         holders = max(1, self._parallel.size // self.spec.num_kv_heads)
-        squares = [self.q_norm.squares(q, 1), self.k_norm.squares(k, holders)]
+        squares = [q_norm.squares(q, 1), k_norm.squares(k, holders)]
         means = self._parallel.summed(torch.stack(squares))
-        self.q_norm.normalize_part(q, means[0])
-        self.k_norm.normalize_part(k, means[1])
+        q_norm.normalize_part(q, means[0])
+        k_norm.normalize_part(k, means[1])
 
 
 def _projection_norm(

@@ -99,6 +99,7 @@ class Gemma(CausalLM):
         layers = [cast(GemmaLayer, layer) for layer in self.layers]
         residual = hidden_states.float()
         hidden_states = layers[0].attention_norm(hidden_states)
+        assert isinstance(self.norm, RMSNorm)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
         for layer, norm in zip(layers, norms, strict=True):
             result, residual = layer(hidden_states, residual, batch)

@@ -167,7 +167,8 @@ def _unpermuted(rows: torch.Tensor, head_dim: int, turning: int | None) -> torch
     Of whole heads the inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
     heads = rows.unflatten(0, (-1, head_dim))
-    halves = heads[:, :turning].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    halves: torch.Tensor = heads[:, :turning].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
     if turning is not None:
         halves = torch.cat((halves, heads[:, turning:]), 1)
-    return halves.flatten(0, 1)
+    out: torch.Tensor = halves.flatten(0, 1)
+    return out
