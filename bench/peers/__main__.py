@@ -11,11 +11,12 @@ from pathlib import Path
 from bench.peers import plan
 from bench.peers.contenders import (
     CONTENDERS,
+    PICTURE_CONTENDERS,
     VECTOR_CONTENDERS,
     Contender,
     ik_contenders,
 )
-from bench.peers.models import BIG_FILES, GGUF_FILES, VECTOR_FILES
+from bench.peers.models import BIG_FILES, GGUF_FILES, TOWER_FILES, VECTOR_FILES
 from bench.peers.paths import RESULTS, ROOT
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Results
@@ -68,10 +69,10 @@ def _sections(choice: Choice, size: plan.Size, threads: int) -> "Iterator[plan.S
 def _choose(words: list[str], ik_source: Path | None) -> Choice:
     """Words of one kind limit that kind; a kind without a word is taken whole."""
     of_texts = (*CONTENDERS, *(ik_contenders(ik_source) if ik_source else ()))
-    contenders = (*of_texts, *VECTOR_CONTENDERS)
+    contenders = (*of_texts, *VECTOR_CONTENDERS, *PICTURE_CONTENDERS)
     kinds = {
         "measures": plan.MEASURES,
-        "files": (*GGUF_FILES, *BIG_FILES, *VECTOR_FILES),
+        "files": (*GGUF_FILES, *BIG_FILES, *VECTOR_FILES, *TOWER_FILES),
         "peers": tuple(dict.fromkeys(one.name for one in (*contenders, *KINDS))),
     }
     known = [name for names in kinds.values() for name in names]

@@ -9,7 +9,14 @@ from pathlib import Path
 from bench.peers import environments
 from bench.peers.environments import Environment
 from bench.peers.ik_llama import ik_library, ik_version
-from bench.peers.models import BIG_FILES, GGUF_FILES, VECTOR_FILES, model_path
+from bench.peers.models import (
+    BIG_FILES,
+    GGUF_FILES,
+    TOWER_FILES,
+    TOWERS_MODEL,
+    VECTOR_FILES,
+    model_path,
+)
 from bench.peers.worker import Worker
 
 PAGODA = "Pagoda"
@@ -67,6 +74,16 @@ VECTOR_CONTENDERS = (
         flags=lambda: ("--backend", "onnx"),
     ),
 )  # fmt: skip
+
+
+def _text_model() -> tuple[str, ...]:
+    return ("--text-model", str(model_path(TOWERS_MODEL)))
+
+
+PICTURE_CONTENDERS = (
+    Contender(PAGODA, "pagoda_pictures_worker.py", None, TOWER_FILES, flags=_text_model),
+    Contender("mtmd", "mtmd_worker.py", environments.LLAMA, TOWER_FILES, flags=_text_model),
+)
 
 REFERENCE = Contender(
     "reference", "transformers_worker.py", environments.TRANSFORMERS, GGUF_FILES,

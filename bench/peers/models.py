@@ -7,6 +7,7 @@ from bench.peers import environments
 from bench.peers.environments import Environment, run_logged
 from bench.peers.paths import CACHE, MODELS, ROOT, WORKERS
 from bench.peers.random_models import FORMATS, SHAPES, write_random_model
+from bench.peers.random_tower import QWEN3_VL_2B, TOWER_FORMATS, write_random_tower
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.served.text_side import fetch_model
 from pagoda.weights.files import open_model
@@ -20,6 +21,11 @@ BIG_FILES = (
 """Random weights in shapes that no cache holds."""
 VECTOR_FILES = ("minilm",)
 """Encoders, which make vectors of texts."""
+_TOWER = "qwen3-vl-2b_"
+TOWER_FILES = tuple(_TOWER + storage for storage in TOWER_FORMATS)
+"""Vision towers of random weights, which make embeddings of pictures."""
+TOWERS_MODEL = "qwen3-vl-2b-text"
+"""What the towers are a part of: few layers, for it is loaded and not used."""
 
 
 def model_path(name: str) -> Path:
@@ -57,9 +63,15 @@ def _maker(name: str) -> Callable[[Path], None]:
         )  # fmt: skip
     if name == "onnx":
         return _make_onnx
+    if name in TOWER_FILES:
+        storage = name.removeprefix(_TOWER)
+        return lambda path: write_random_tower(path, QWEN3_VL_2B, storage)
+    if name == TOWERS_MODEL:
+        shape = SHAPES[name]
+        return lambda path: write_random_model(path, shape, "q8_0", model_path("q4_1"))
     if name in BIG_FILES:
-        shape, _, storage = name.partition("_")
-        return lambda path: write_random_model(path, SHAPES[shape], storage, model_path("q4_1"))
+        size, _, storage = name.partition("_")
+        return lambda path: write_random_model(path, SHAPES[size], storage, model_path("q4_1"))
     return lambda path: _run(
         environments.LLAMA, str(WORKERS / "quantize.py"), str(model_path("q4_1")), str(path),
         name.upper(),

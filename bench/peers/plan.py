@@ -10,7 +10,13 @@ from bench.peers import processes, servers
 from bench.peers.accuracy import divergences
 from bench.peers.contenders import PAGODA, Contender
 from bench.peers.environments import SetupError
-from bench.peers.models import BIG_FILES, VECTOR_FILES, model_path, streamed_bytes
+from bench.peers.models import (
+    BIG_FILES,
+    TOWER_FILES,
+    VECTOR_FILES,
+    model_path,
+    streamed_bytes,
+)
 from bench.peers.paths import ROOT
 from bench.peers.results import Entry, Section
 from bench.peers.rounds import Outcome, alternate
@@ -23,7 +29,7 @@ from pagoda.kernels import cpu
 _SPEEDS = ("decode", "prefill", "decode16")
 _LONG = ("prefill4k", "depth")
 SERVER_MEASURES = ("served", "startup", "memory")
-MEASURES = (*_SPEEDS, *_LONG, "kl", "vectors", *SERVER_MEASURES)
+MEASURES = (*_SPEEDS, *_LONG, "kl", "vectors", "pictures", *SERVER_MEASURES)
 READ = "read"
 """The entry of the machine itself: a buffer of the weights' size, read by Pagoda's threads."""
 
@@ -41,6 +47,8 @@ class Size:
     texts: int = 20
     vectors: int = 256
     """Texts."""
+    side: int = 1024
+    """Pixels of a square picture's."""
     requests: int = 64
     concurrencies: tuple[int, ...] = (1, 4, 16, 64)
 
@@ -51,7 +59,7 @@ class Size:
 FULL = Size()
 QUICK = Size(
     rounds=1, decode=16, prefill=64, long_prefill=256, batch=(16, 32, 8), depths=(128, 512),
-    depth_tokens=8, texts=1, vectors=16, requests=16,
+    depth_tokens=8, texts=1, vectors=16, side=256, requests=16,
 )  # fmt: skip
 
 
@@ -59,6 +67,8 @@ def measures_of(file: str) -> tuple[str, ...]:
     """Contexts are a matter of attention and not of the file; random weights have no accuracy."""
     if file in VECTOR_FILES:
         return ("vectors",)
+    if file in TOWER_FILES:
+        return ("pictures",)
     if file in BIG_FILES:
         return _SPEEDS
     return (*_SPEEDS, *_LONG, "kl") if file == "q4_1" else (*_SPEEDS, "kl")
@@ -193,6 +203,7 @@ def _question(measure: str, size: Size) -> Callable[[Worker], dict[str, float]]:
         ),
         "depth": lambda worker: _depth(worker, size),
         "vectors": lambda worker: _vectors(worker, paragraphs(size.vectors)),
+        "pictures": lambda worker: _picture(worker, size.side),
     }[measure]
 
 
@@ -206,6 +217,11 @@ def paragraphs(count: int) -> list[str]:
 def _vectors(worker: Worker, texts: list[str]) -> dict[str, float]:
     answer = worker.ask("vectors", texts=texts)
     return {"texts_s": len(texts) / answer["seconds"], "vector": answer["vector"]}
+
+
+def _picture(worker: Worker, side: int) -> dict[str, float]:
+    answer = worker.ask("picture", side=side)
+    return {"pictures_min": 60 / answer["seconds"], "vector": answer["vector"]}
 
 
 def _speed(answer: dict[str, float]) -> dict[str, float]:
@@ -230,7 +246,7 @@ def processor() -> str:
 
 def _section(measure: str, file: str, threads: int) -> Section:
     path = model_path(file or "q4_1")
-    weights = 0 if file in VECTOR_FILES else streamed_bytes(path)
+    weights = 0 if file in (*VECTOR_FILES, *TOWER_FILES) else streamed_bytes(path)
     facts = cpu_facts()
     machine = f"{processor()}, {facts.num_threads} cores, {format_bytes(facts.total_memory)}"
     return Section(

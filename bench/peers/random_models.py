@@ -34,7 +34,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama, or with experts a mixture of Qwen3's."""
+    """A Llama, with experts a mixture of Qwen3's, with deepstack the text side of a Qwen3-VL."""
 
     layers: int
     hidden: int
@@ -48,10 +48,14 @@ class Shape:
     experts: int = 0
     used: int = 0
     """Experts that a token goes to."""
+    deepstack: int = 0
+    """Layers behind which something of a picture is added."""
 
     @property
     def architecture(self) -> str:
-        return "qwen3moe" if self.experts else "llama"
+        if self.experts:
+            return "qwen3moe"
+        return "qwen3vl" if self.deepstack else "llama"
 
     @property
     def head_size(self) -> int:
@@ -74,7 +78,7 @@ class Shape:
         yield Tensor("attn_k", kv, self.hidden)
         yield Tensor("attn_v", kv, self.hidden)
         yield Tensor("attn_output", self.hidden, q)
-        if self.experts:
+        if self.architecture != "llama":
             yield Tensor("attn_q_norm", 0, self.head_size)
             yield Tensor("attn_k_norm", 0, self.head_size)
 
@@ -97,6 +101,10 @@ SHAPES = {
     "30b-a3b": Shape(
         layers=12, hidden=2048, heads=32, kv_heads=4, mlp=768, vocabulary=151936, head_dim=128,
         experts=128, used=8,
+    ),
+    # Qwen3-VL-2B's text side with as many of its 28 layers as deepstack adds to.
+    "qwen3-vl-2b-text": Shape(
+        layers=3, hidden=2048, heads=16, kv_heads=8, mlp=6144, head_dim=128, deepstack=3
     ),
 }  # fmt: skip
 FORMATS = (
@@ -144,7 +152,7 @@ def write_random_model(path: Path, shape: Shape, storage: str, tokenizer: Path) 
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     rng = np.random.default_rng(0)
-    makers = {kind: _row_maker(kind, rng) for kind in set(types.values())}
+    makers = {kind: row_maker(kind, rng) for kind in set(types.values())}
     for one in tensors:
         if one.rows:
             data = makers[types[one.name]](one.rows * max(1, one.copies), one.columns)
@@ -166,6 +174,10 @@ def _describe(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_value_length(shape.head_size)
     writer.add_rope_freq_base(500000.0)
     writer.add_layer_norm_rms_eps(1e-5)
+    if shape.deepstack:
+        writer.add_num_deepstack_layers(shape.deepstack)
+        half = shape.head_size // 2
+        writer.add_rope_dimension_sections([half - half // 3 * 2, half // 3, half // 3, 0])
     if shape.experts:
         writer.add_expert_count(shape.experts)
         writer.add_expert_used_count(shape.used)
@@ -193,13 +205,17 @@ def _row_bytes(kind: gguf.GGMLQuantizationType, columns: int) -> int:
     return columns // weights * size
 
 
-def _row_maker(
+def row_maker(
     kind: gguf.GGMLQuantizationType, rng: np.random.Generator
 ) -> Callable[[int, int], np.ndarray]:
-    """Makes uint8 [rows, bytes of a row], of as many rows and columns."""
+    """Makes so many rows of so many columns: uint8 [rows, bytes of a row], or fp32 or fp16 [rows,
+    columns]."""
     size = GGML_QUANT_SIZES[kind][1]
-    if kind is _Type.F32:
-        return lambda rows, columns: rng.standard_normal((rows, columns), np.float32) * _DEVIATION
+    if kind in (_Type.F32, _Type.F16):
+        dtype = np.float32 if kind is _Type.F32 else np.float16
+        return lambda rows, columns: (
+            rng.standard_normal((rows, columns), np.float32) * np.float32(_DEVIATION)
+        ).astype(dtype)
     if kind is _Type.BF16:
         return lambda rows, columns: _random_bf16(rng, rows, columns)
     scale = 1.0

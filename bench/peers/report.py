@@ -3,6 +3,7 @@
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ _TITLES = {
     "depth": "What context costs",
     "kl": "Accuracy",
     "vectors": "Vectors of 256 texts",
+    "pictures": "Embeddings of a picture of 1,024 x 1,024 pixels",
     "served": "Served",
     "startup": "Start-up",
     "memory": "Memory",
@@ -110,7 +112,8 @@ def _accuracy(sections: Sequence[Section]) -> str:
                    _RATIO], rows)  # fmt: skip
 
 
-def _vectors(sections: Sequence[Section]) -> str:
+def _compared(sections: Sequence[Section], key: str, unit: str, digits: int) -> str:
+    """Speeds, and how much alike the results are."""
     rows = []
     for section in sections:
         first = next((e for e in section.entries.values() if e.samples), None)
@@ -118,15 +121,15 @@ def _vectors(sections: Sequence[Section]) -> str:
             if entry.error or first is None:
                 rows.append([section.file, name, f"not measured: {entry.error}"])
                 continue
-            speeds = entry.values("texts_s")
             alike = np.dot(entry.samples[0]["vector"], first.samples[0]["vector"])
             rows.append(
                 [
-                    section.file, name, f"{entry.median('texts_s'):.0f}", _range(speeds, 0),
-                    _ratio(section, entry, "texts_s", max), f"{alike:.5f}",
+                    section.file, name, f"{entry.median(key):.{digits}f}",
+                    _range(entry.values(key), digits), _ratio(section, entry, key, max),
+                    f"{alike:.5f}",
                 ]
             )  # fmt: skip
-    return _table(["file", "engine", "texts/s", "range", _RATIO,
+    return _table(["file", "engine", unit, "range", _RATIO,
                    "cosine of the first vector to the first engine's"], rows)  # fmt: skip
 
 
@@ -189,7 +192,8 @@ _TABLES = {
     "decode16": _speeds,
     "depth": _depth,
     "kl": _accuracy,
-    "vectors": _vectors,
+    "vectors": partial(_compared, key="texts_s", unit="texts/s", digits=0),
+    "pictures": partial(_compared, key="pictures_min", unit="pictures/min", digits=2),
     "served": _served,
     "startup": _startup,
     "memory": _memory,

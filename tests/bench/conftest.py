@@ -2,6 +2,7 @@ import importlib.util
 import threading
 from pathlib import Path
 
+import gguf
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "cli" / "fake_server.py"
@@ -19,3 +20,20 @@ def fake_server():
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    """A file with the fields of a tokenizer of three tokens."""
+    path = tmp_path / "tokenizer.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([gguf.TokenType.NORMAL] * 3)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

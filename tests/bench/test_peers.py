@@ -11,7 +11,8 @@ import pytest
 from bench.peers import processes
 from bench.peers.__main__ import _choose
 from bench.peers.environments import SetupError, run_logged
-from bench.peers.plan import paragraphs
+from bench.peers.models import TOWER_FILES
+from bench.peers.plan import measures_of, paragraphs
 from bench.peers.report import rewrite, tables
 from bench.peers.results import Entry, Results, Section
 from bench.peers.rounds import alternate
@@ -136,6 +137,19 @@ def test_vectors_are_compared_too():
     assert "| q4_1 | other | 200 | 200-200 | 1.00 | 0.96000 |" in text
     texts = paragraphs(256)
     assert len(set(texts)) == 256 and all(100 <= len(one) <= 900 for one in texts)
+
+
+def test_pictures_are_compared_by_speed_and_by_their_embeddings():
+    results = Results()
+    entries = {
+        name: Entry([{"pictures_min": speed, "vector": [1.0, 0.0]}])
+        for name, speed in (("Pagoda", 2.5), ("mtmd", 1.0))
+    }
+    results.add(section("pictures", **entries))
+    assert "| q4_1 | Pagoda | 2.50 | 2.50-2.50 | 2.50 | 1.00000 |" in tables(results, "a CPU")
+    choice = _choose(["pictures", "mtmd"], None)
+    assert [one.name for one in choice.contenders] == ["mtmd"]
+    assert [file for file in choice.files if "pictures" in measures_of(file)] == list(TOWER_FILES)
 
 
 def test_ik_takes_part_where_its_sources_are_given(tmp_path):

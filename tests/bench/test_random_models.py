@@ -13,23 +13,6 @@ from bench.peers.random_models import FORMATS, Shape, write_random_model
 TINY = Shape(layers=1, hidden=256, heads=4, kv_heads=2, mlp=512, vocabulary=1000)
 
 
-@pytest.fixture
-def tokenizer(tmp_path):
-    """A file with the fields of a tokenizer of three tokens."""
-    path = tmp_path / "tokenizer.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(["a", "b", "ab"])
-    writer.add_token_types([gguf.TokenType.NORMAL] * 3)
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 @pytest.mark.parametrize("storage", FORMATS)
 def test_weights_of_each_format_are_centred_and_of_one_size(storage, tokenizer, tmp_path):
     path = tmp_path / "random.gguf"

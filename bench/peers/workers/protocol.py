@@ -26,6 +26,7 @@ def serve(start: Callable[[argparse.Namespace], Any]) -> None:
     os.dup2(2, 1)
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
+    parser.add_argument("--text-model", default="")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=4352)
     parser.add_argument("--dtype", default="")
