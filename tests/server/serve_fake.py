@@ -88,7 +88,7 @@ def main() -> int:
         text, abilities = text_side(), ABILITIES
     reply = b"." * 10_000 if "crawls" in sys.argv else REPLY.encode()
 
-    def launch_engine(engine: EngineConfig, server: ServerConfig, room: Any) -> Any:
+    def launch_engine(spawner: Any, engine: EngineConfig, server: ServerConfig, room: Any) -> Any:
         if "stub" in sys.argv:
             return real_client(server)
         return LaunchedClient(

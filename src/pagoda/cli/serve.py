@@ -16,6 +16,7 @@ from pagoda.config.flags import (
 )
 from pagoda.config.server import ServerConfig
 from pagoda.doctor.command import serve_command, serving_words
+from pagoda.engine.processes.spawn import spawned_early
 from pagoda.planner.planned import Advice, PlannedModel, PlanQuestion
 from pagoda.version import __version__
 
@@ -46,15 +47,13 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--path {server.path} is no folder; name one that holds the files.")
     log = get_logger("cli.serve")
     serving = serving_words(server, args.more_models)
-    # Before the imports below: they take most of a second, on a cold disk several.
+    # Before the imports below: they take a second, on a cold disk several.
     log.info(
         "Pagoda %s, non-default args: %s",
         __version__, serve_command(engine.model.model, engine, serving),
     )  # fmt: skip
     for line in lines:
         log.warning("%s", line)
-
-    from pagoda.server.launch import run_server
 
     def with_page(app: Any) -> Any:
         """Called when the engine has its process: this imports starlette."""
@@ -73,14 +72,18 @@ def run(args: argparse.Namespace) -> int:
 
         return after_failure(engine, error, serving)
 
-    return run_server(
-        engine,
-        server,
-        more_models=args.more_models,
-        wrap=with_page,
-        advise=advise,
-        advice=Advice(_plan, _known),
-    )
+    with spawned_early() as spawner:
+        from pagoda.server.launch import run_server
+
+        return run_server(
+            engine,
+            server,
+            spawner=spawner,
+            more_models=args.more_models,
+            wrap=with_page,
+            advise=advise,
+            advice=Advice(_plan, _known),
+        )
 
 
 async def _plan(question: PlanQuestion) -> PlannedModel:

@@ -1,14 +1,13 @@
 """From a config to an engine that serves: one phase after the other, each timed and measured."""
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from pagoda.arch.spec import ModelSpec
-from pagoda.base import env
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
@@ -31,7 +30,7 @@ from pagoda.engine.start.draft_model import (
     load_draft_model,
 )
 from pagoda.engine.start.eagle3 import with_eagle3_head
-from pagoda.engine.start.libraries import Libraries, import_libraries
+from pagoda.engine.start.libraries import Libraries, import_beside
 from pagoda.engine.start.measured import alone, fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
 from pagoda.engine.start.phases import Phases, Report, memory_guard
@@ -62,28 +61,20 @@ def start_engine(
     report: Report,
     *,
     launched_at: float | None = None,
+    libraries: Future[Libraries] | None = None,
     room: MemoryRoom | None = None,
     give_up: Callable[[str], None] | None = None,
 ) -> tuple[EngineCore, EngineReady]:
     """Load the model and make it ready to serve, telling `report` of every phase.
 
-    `launched_at` is time.time() of the command, so that the ledger counts from there. `room` is
-    what other engines leave. `give_up` is as `Ranks` takes it. Raises the error of whichever phase
-    fails; memory that runs out is a CapacityError.
+    `launched_at` is time.time() of the command, so that the ledger counts from there.
+    `libraries` are those that `import_beside` imports already. `room` is what other engines leave.
+    `give_up` is as `Ranks` takes it. Raises the error of whichever phase fails; memory that runs
+    out is a CapacityError.
     """
     phases = Phases(report, launched_at)
     check_parallel(config)
-    # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
-    # torch loads. Where others use the cores too, that made start-up and decoding of the
-    # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
-    env.set_default("OMP_WAIT_POLICY", "PASSIVE")
-    # Read when torch first asks a GPU for memory. Steps of ever other sizes leave holes in segments
-    # that cannot grow, and memory is short where enough is free.
-    if not env.get("PYTORCH_CUDA_ALLOC_CONF"):
-        env.set_default("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    pool = ThreadPoolExecutor(1, "import-torch")
-    libraries = pool.submit(import_libraries)
-    pool.shutdown(wait=False)
+    libraries = libraries or import_beside()
     files, spec = _read_headers(config.model, phases)
     draft = find_draft_model(config, files, spec, phases)
     files, spec = with_eagle3_head(files, spec, config, phases)

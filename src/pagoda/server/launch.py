@@ -7,14 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
+from pagoda.base.collector import no_collections
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.mcp import read_mcp_config
 from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.engine.processes.client import EngineClient
+from pagoda.engine.processes.spawn import Spawner, spawn
 from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.processes.watchdog import Watchdog
@@ -41,6 +44,7 @@ def run_server(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     launcher: Launcher | None = None,
+    spawner: Spawner = spawn,
     more_models: Sequence[str] = (),
     wrap: Wrap | None = None,
     advise: Advise | None = None,
@@ -48,11 +52,12 @@ def run_server(
 ) -> int:
     """Serve until a signal ends it; the exit code: 0, 1 after an error, 130 for an early Ctrl-C.
 
-    `launcher` starts another engine process than `pagoda.engine.processes.main`. `more_models` are
-    loaded when they are asked for. `wrap` puts pages in front of the API. `advise` says what would
-    work where starting failed; `advice` plans further models while it runs.
+    `launcher` starts another engine than `pagoda.engine.processes.main`, whose processes are
+    `spawner`'s. `more_models` are loaded when they are asked for. `wrap` puts pages in front of the
+    API. `advise` says what would work where starting failed; `advice` plans further models while it
+    runs.
     """
-    launcher = launcher or _launch
+    launcher = launcher or partial(_launch, spawner)
     begun = time.monotonic()
     setup_logging(server_config.log_level, server_config.log_format)
     try:
@@ -69,25 +74,26 @@ def run_server(
             room = None if limit is None else MemoryRoom(limit=limit)
             client = launcher(replace(engine_config, model=model), server_config, room)
             try:
-                # FastAPI takes 0.3 s to import, and the engine starts in that time.
-                import uvloop
+                # They take 0.6 s, and the engine starts in that time.
+                with no_collections():
+                    import uvloop
 
-                from pagoda.engine.served.entries import find_models, model_entries
-                from pagoda.engine.served.fleet import Fleet, FleetLimits
-                from pagoda.server.lifecycle import Lifecycle
+                    from pagoda.engine.served.entries import find_models, model_entries
+                    from pagoda.engine.served.fleet import Fleet, FleetLimits
+                    from pagoda.server.lifecycle import Lifecycle
 
-                entries = model_entries(
-                    engine_config,
-                    more_models,
-                    server_config.pin,
-                    find_models(server_config.models_dir),
-                )
-                fleet = Fleet(
-                    entries,
-                    limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
-                    launcher=lambda config, room: launcher(config, server_config, room),
-                )
-                lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap, advice)
+                    entries = model_entries(
+                        engine_config,
+                        more_models,
+                        server_config.pin,
+                        find_models(server_config.models_dir),
+                    )
+                    fleet = Fleet(
+                        entries,
+                        limits=FleetLimits(server_config.models_memory, server_config.idle_unload),
+                        launcher=lambda config, room: launcher(config, server_config, room),
+                    )
+                    lifecycle = Lifecycle(listener, client, fleet, server_config, tls, wrap, advice)
                 return uvloop.run(lifecycle.run())
             finally:
                 client.kill()
@@ -130,7 +136,10 @@ def _give_up(reason: str) -> NoReturn:
 
 
 def _launch(
-    engine_config: EngineConfig, server_config: ServerConfig, room: MemoryRoom | None
+    spawner: Spawner,
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    room: MemoryRoom | None,
 ) -> EngineClient:
     return EngineClient.launch(
         engine_config,
@@ -141,4 +150,5 @@ def _launch(
         supervision=SupervisionLimits(
             server_config.engine_stall_timeout, server_config.max_engine_restarts
         ),
+        spawner=spawner,
     )

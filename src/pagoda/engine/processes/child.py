@@ -5,12 +5,10 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import msgspec
 
 from pagoda.base.machine import oom_kills
 from pagoda.config.engine import EngineConfig
+from pagoda.engine.processes.spawn import ENGINE, Spawner, spawn
 from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import ClientEnd, Launch, MemoryRoom
 
@@ -36,8 +35,9 @@ class LaunchOptions:
     """Seconds; 0 waits for ever."""
     room: MemoryRoom | None = None
     """None: the engine is alone on the machine."""
-    module: str = "pagoda.engine.processes.main"
+    module: str = ENGINE
     """What runs there; a bench has an engine of its own that computes nothing."""
+    spawner: Spawner = spawn
     supervision: SupervisionLimits = SupervisionLimits()
 
 
@@ -45,15 +45,10 @@ class EngineChild:
     """Starts the engine process at once; torch is imported there and never here."""
 
     def __init__(self, config: EngineConfig, options: LaunchOptions):
-        launched_at = time.time()
         self._oom_kills = oom_kills()
         self.folder = private_folder()
         self.end = ClientEnd(self.folder)
-        # -P: a file named torch.py in the working folder must not be imported.
-        with _interrupts_wait():
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", options.module], stdin=subprocess.PIPE
-            )
+        self.process, launched_at = options.spawner(options.module)
         self._finalizer = weakref.finalize(self, _clean_up, self.process, self.folder)
         launch = Launch(
             config,
@@ -137,17 +132,6 @@ def _sender(before: tuple[int, int] | None, now: tuple[int, int] | None) -> str:
         )
     where = " of this container" if now[1] > before[1] else ""
     return f"the system ended a process{where} for lack of memory in its time: {_LESS_MEMORY}"
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all of its processes. What is started here never gets it: its
-    parent tells it to leave. The parent gets it behind the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def private_folder() -> Path:

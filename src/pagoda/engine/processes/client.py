@@ -26,6 +26,7 @@ from pagoda.engine.processes.child import EngineChild, LaunchOptions
 from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.kept import KeptEngine, Progress, Spawn, State
 from pagoda.engine.processes.running import RunningRequests
+from pagoda.engine.processes.spawn import Spawner, spawn
 from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.text.media.base import Values
@@ -69,10 +70,16 @@ class EngineClient(KeptEngine):
         startup_timeout: float = 0.0,
         room: MemoryRoom | None = None,
         supervision: SupervisionLimits = _DEFAULT,
+        spawner: Spawner = spawn,
     ) -> "EngineClient":
         """Start the process and return at once. Needs no running event loop."""
         options = LaunchOptions(
-            log_level, log_format, startup_timeout, room, supervision=supervision
+            log_level,
+            log_format,
+            startup_timeout,
+            room,
+            spawner=spawner,
+            supervision=supervision,
         )
         return cls(config, options)
 

@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
 
+from pagoda.base.collector import no_collections
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
@@ -36,6 +38,7 @@ from pagoda.engine.core import EngineCore, describe
 from pagoda.engine.processes.activity import STEP, Activity
 from pagoda.engine.processes.transport import EngineEnd, Launch, UnreadableMessage
 from pagoda.engine.processes.watchdog import Watchdog
+from pagoda.engine.start.libraries import Libraries, import_beside
 
 log = get_logger("engine.process")
 
@@ -134,10 +137,9 @@ def main(start: Start | None = None) -> NoReturn:
     go_on_without_parent()
     # The parent coordinates an interrupt of the whole process group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
-    except msgspec.MsgspecError:
-        sys.exit("This is the engine process of Pagoda; `pagoda serve` starts it.")
+    # What every engine needs, while the parent finds out which one this is.
+    libraries = import_beside(no_collections()) if start is None else None
+    launch = _read_launch()
     setup_logging(launch.log_level, launch.log_format)
     folder = Path(launch.folder)
     end = EngineEnd(folder)
@@ -145,7 +147,7 @@ def main(start: Start | None = None) -> NoReturn:
     threading.Thread(target=_follow_parent, args=(folder,), name="parent", daemon=True).start()
     code = 0
     try:
-        _serve(launch, end, start)
+        _serve(launch, end, start, libraries)
     except Exception as error:
         cause = describe(error)
         if not isinstance(error, PagodaError):
@@ -157,7 +159,20 @@ def main(start: Start | None = None) -> NoReturn:
     leave(code)
 
 
-def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
+def _read_launch() -> Launch:
+    line = sys.stdin.buffer.readline()
+    if not line:
+        leave(1)  # the parent found that there is nothing to serve
+    try:
+        return msgspec.json.decode(line, type=Launch)
+    except msgspec.MsgspecError:
+        print("This is the engine process of Pagoda; `pagoda serve` starts it.", file=sys.stderr)
+        leave(1)
+
+
+def _serve(
+    launch: Launch, end: EngineEnd, start: Start | None, libraries: Future[Libraries] | None
+) -> None:
     def give_up(reason: str) -> None:
         log.error("%s", reason)
         end.send_from_thread(EngineDied(reason))
@@ -179,7 +194,11 @@ def _serve(launch: Launch, end: EngineEnd, start: Start | None) -> None:
         from pagoda.engine.startup import start_engine
 
         start = partial(
-            start_engine, launched_at=launch.launched_at, room=launch.room, give_up=give_up
+            start_engine,
+            launched_at=launch.launched_at,
+            libraries=libraries,
+            room=launch.room,
+            give_up=give_up,
         )
     core, ready = start(launch.config, report)
     watchdog.disarm()

@@ -5,10 +5,13 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
+from pagoda.base import env
 from pagoda.base.errors import CapacityError, MissingLibraryError
 from pagoda.base.facts import DeviceName
 from pagoda.base.machine import address_limit
@@ -25,10 +28,11 @@ if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
 _PACKAGE = "pagoda-llm"
 # As the loader and the system say it.
 _NO_ADDRESSES = re.compile("map segment|allocate memory")
+_NOTHING = nullcontext()
 
 
 class Libraries(NamedTuple):
-    """What needs torch: 1 s of imports on a warm disk, hidden behind reading the headers."""
+    """What needs torch: 1 s of imports on a warm disk, begun before it is known what for."""
 
     has_gpu: Callable[[], bool]
     make_device: "Callable[[DeviceName], Device]"
@@ -38,6 +42,27 @@ class Libraries(NamedTuple):
     largest_step: Callable[..., None]
     load_kv_scales: "Callable[[Model, Checkpoint], str]"
     kv_scales_digest: Callable[..., str]
+
+
+def import_beside(within: AbstractContextManager[None] = _NOTHING) -> Future[Libraries]:
+    """`import_libraries` on a thread of its own, `within` a context."""
+    # OpenMP's threads spin for milliseconds behind each operation unless told otherwise before
+    # torch loads. Where others use the cores too, that made start-up and decoding of the
+    # default model 5 to 20 times slower (2 threads, 2 cores, 2 busy neighbours).
+    env.set_default("OMP_WAIT_POLICY", "PASSIVE")
+    # Read when torch first asks a GPU for memory. Steps of ever other sizes leave holes in segments
+    # that cannot grow, and memory is short where enough is free.
+    if not env.get("PYTORCH_CUDA_ALLOC_CONF"):
+        env.set_default("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+    def load() -> Libraries:
+        with within:
+            return import_libraries()
+
+    pool = ThreadPoolExecutor(1, "import-torch")
+    libraries = pool.submit(load)
+    pool.shutdown(wait=False)
+    return libraries
 
 
 def import_libraries() -> Libraries:
