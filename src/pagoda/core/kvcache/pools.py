@@ -32,16 +32,19 @@ class BlockPools:
         """Groups and cached blocks that are hardly worth their memory."""
         self._num_idle = [0] * len(groups)
         """Blocks in them: counted, because every step asks what is free."""
-        usable = [
-            slab for slab in range(layout.num_slabs)
-            if any(layout.blocks_of(group, slab) for group in range(len(groups)))
-        ]  # fmt: skip
-        self.num_slabs = len(usable)
-        self._free = usable[::-1]
-        if not self._shared:
-            for slab in self._free:
-                self.pools[0].grant(layout.blocks_of(0, slab))
-            self._free = []
+        self._free: list[int] = []
+        if self._shared:
+            self._free = [
+                slab for slab in reversed(range(layout.num_slabs))
+                if any(layout.blocks_of(group, slab) for group in range(len(groups)))
+            ]  # fmt: skip
+            self.num_slabs = len(self._free)
+        else:
+            # Each slab is a block, and all are granted at once: there may be a million.
+            blocks = range(1, layout.num_ids(0)) if groups else range(0)
+            self.num_slabs = len(blocks)
+            for pool in self.pools:
+                pool.grant(blocks)
 
     @property
     def free_bytes(self) -> int:
