@@ -18,15 +18,19 @@ from tests.unit.arch.test_moe import GPT_OSS_20B, QWEN3_30B_A3B
 from tests.unit.arch.test_specs import LLAMA_3_1_8B, QWEN_2_5_7B
 from tests.unit.planner.published import (
     GPT_OSS_120B,
+    QWEN2_VL_2B,
     QWEN3_8B,
     QWEN3_VL_2B,
     QWEN3_VL_30B,
+    QWEN25_VL_3B,
+    QWEN25_VL_7B,
     QWEN36_27B,
 )
 
 PATH = Path(__file__).parent.parent / "src/pagoda/doctor/catalogue.json"
 
 MODELS: dict[str, dict[str, Any]] = {
+    "ByteDance-Seed/UI-TARS-1.5-7B": QWEN25_VL_7B,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": CONFIGS["DeepSeek-R1-Distill-Qwen-7B"][0],
     "google/gemma-4-26B-A4B": GEMMA4_26B_A4B,
     "google/gemma-4-26B-A4B-it": GEMMA4_26B_A4B,
@@ -40,6 +44,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "openai/gpt-oss-20b": GPT_OSS_20B,
     "openai/gpt-oss-120b": GPT_OSS_120B,
     "Qwen/Qwen2.5-7B-Instruct": QWEN_2_5_7B,
+    "Qwen/Qwen2-VL-2B-Instruct": QWEN2_VL_2B,
+    "Qwen/Qwen2.5-VL-3B-Instruct": QWEN25_VL_3B,
+    "Qwen/Qwen2.5-VL-7B-Instruct": QWEN25_VL_7B,
     "Qwen/Qwen3-8B": QWEN3_8B,
     "Qwen/Qwen3-30B-A3B": QWEN3_30B_A3B,
     "Qwen/Qwen3-VL-2B-Instruct": QWEN3_VL_2B,

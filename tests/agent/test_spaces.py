@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from PIL import Image
 
+from pagoda.arch.read import Reader
+from pagoda.config.modality import MODALITIES
+from pagoda.text.images.qwen_vl import fitting_size, qwen2_from_config
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.space import Space, notches, resized
 from pagoda_agent.input.actions import Point
+from pagoda_agent.models.profiles import PROFILES
+from pagoda_agent.screen.frame import Frame
 
 SIZES = st.tuples(st.integers(1, 4000), st.integers(1, 4000))
 
@@ -89,6 +95,28 @@ def test_resized_as_the_model_family_does():
         assert resized(size) == (width, height)
 
     run()
+
+
+SCREENS = SIZES.filter(lambda size: max(size) / min(size) <= 100)
+
+
+@given(SCREENS, st.sampled_from(["qwen2.5-vl", "ui-tars-1.5"]))
+@example((1280, 720), "ui-tars-1.5")
+@example((1920, 1080), "qwen2.5-vl")
+@example((3840, 2160), "qwen2.5-vl")
+@example((1080, 1920), "qwen2.5-vl")
+def test_a_server_leaves_the_pictures_that_are_sent_as_they_are(screen, name):
+    """Pagoda with the fewest tokens that it has by default, and with all that the model takes."""
+    profile = PROFILES[name]
+    frame = Frame(Image.new("1", screen), 0)
+    width, height = profile.picture_size(frame)
+    published = {"min_pixels": 3136, "max_pixels": 12845056}
+    whole = qwen2_from_config(Reader(published, "x"))
+    for processor in (whole, whole.limited({"image": MODALITIES["image"].max_tokens["cpu"]})):
+        bounds = (processor.min_pixels, processor.max_pixels)
+        assert fitting_size(height, width, 28, *bounds) == (height, width)
+    # And so the dialect counts the pixels of what was sent.
+    assert profile.space.most((width, height)) == (width - 1, height - 1)
 
 
 def test_resized_pixels_count_the_models_own_picture():

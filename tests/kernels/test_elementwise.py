@@ -94,6 +94,7 @@ def test_activate_and_mul(shape, dtype):
     _close(ops.activate_and_mul(x), gate / (1 + np.exp(-gate)) * up, dtype)
     gelu = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
     _close(ops.activate_and_mul(x, "gelu_tanh"), gelu * up, dtype)
+    _close(ops.activate_and_mul(x, "gelu_quick"), gate / (1 + np.exp(-1.702 * gate)) * up, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -38,6 +38,11 @@ FILMS = [
 
 @pytest.fixture
 def theirs(monkeypatch) -> Qwen3VLVideoProcessor:
+    resized_by_pillow(monkeypatch)
+    return Qwen3VLVideoProcessor(**SETTINGS, cap_pixels_per_frame=False, do_convert_rgb=False)
+
+
+def resized_by_pillow(monkeypatch) -> None:
     """Resizing with pillow, as transformers' image processors of that name do, and the two other
     functions of torchvision, which does not come with every torch."""
 
@@ -53,7 +58,6 @@ def theirs(monkeypatch) -> Qwen3VLVideoProcessor:
 
     monkeypatch.setattr(BaseVideoProcessor, "resize", resize)
     monkeypatch.setattr(BaseVideoProcessor, "normalize", normalize)
-    return Qwen3VLVideoProcessor(**SETTINGS, cap_pixels_per_frame=False, do_convert_rgb=False)
 
 
 def film(num_frames: int, height: int, width: int) -> np.ndarray:

@@ -60,6 +60,8 @@ FAMILIES = {
     "smollm3": {"no_rope_layers": [1, 0, 1]},
 }  # fmt: skip
 SEEING = {
+    "qwen2_vl": {},
+    "qwen2_5_vl": {},
     "qwen3_vl": {},
     "qwen3_vl_moe": {"num_experts": 8},
     "qwen3_5": {"linear_num_key_heads": 4, "linear_num_value_heads": 8},

@@ -1,5 +1,5 @@
-"""Tiny random Qwen3-VL checkpoints and pictures, and how both are read. References are
-transformers'."""
+"""Tiny random checkpoints of the Qwen models that see, and pictures, and how both are read.
+References are transformers'."""
 
 import json
 from collections.abc import Iterator
@@ -12,6 +12,10 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers import (
     PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
@@ -59,6 +63,22 @@ TEXT = {
         "mrope_interleaved": True,
     },
 }  # fmt: skip
+# Of Qwen2-VL and Qwen2.5-VL, with the fields of published checkpoints.
+QWEN2_PREPROCESSOR = {
+    **PREPROCESSOR, "patch_size": 14, "min_pixels": 3136, "max_pixels": 50176,
+}  # fmt: skip
+del QWEN2_PREPROCESSOR["size"]
+QWEN2 = {
+    # Its defaults are beyond the tiny vocabulary.
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 3, 3]},
+}
+QWEN2_TOWER = {"depth": 3, "embed_dim": 32, "hidden_size": 64, "num_heads": 2}
+QWEN2_5_TOWER = {
+    "depth": 4, "hidden_size": 32, "intermediate_size": 44, "num_heads": 2, "out_hidden_size": 64,
+    "window_size": 84, "fullatt_block_indexes": [1, 3], "tokens_per_second": 2,
+}  # fmt: skip
 HYBRID = {
     **tiny.QWEN3_5,
     "rope_parameters": {
@@ -78,6 +98,8 @@ VISION = {
 
 
 FAMILIES = {
+    "qwen2_vl": (Qwen2VLConfig, Qwen2VLForConditionalGeneration, QWEN2),
+    "qwen2_5_vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, QWEN2),
     "qwen3_vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, {}),
     "qwen3_vl_moe": (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration, EXPERTS),
     "qwen3_5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, HYBRID),
@@ -99,7 +121,7 @@ def make(
     larger."""
     torch.manual_seed(0)
     config_class, model_class, sizes = FAMILIES[family]
-    tower = dict(VISION)
+    tower = dict({"qwen2_vl": QWEN2_TOWER, "qwen2_5_vl": QWEN2_5_TOWER}.get(family, VISION))
     if family.startswith("qwen3_5"):
         del tower["deepstack_visual_indexes"]
     config = config_class(
@@ -116,11 +138,21 @@ def make(
     return model
 
 
+def settings_of(model: PreTrainedModel) -> dict:
+    """What its preprocessor_config.json says."""
+    older = isinstance(model, Qwen2VLForConditionalGeneration | Qwen2_5_VLForConditionalGeneration)
+    return QWEN2_PREPROCESSOR if older else PREPROCESSOR
+
+
 def save(model: PreTrainedModel, folder: Path) -> None:
     model.save_pretrained(folder)
     if isinstance(model, Qwen3VLMoeForConditionalGeneration):
         _lay_experts_as_the_hub(folder / "model.safetensors")
-    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    write_settings(folder, settings_of(model))
+
+
+def write_settings(folder: Path, settings: dict) -> None:
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 
 
 def _lay_experts_as_the_hub(path: Path) -> None:
@@ -145,8 +177,10 @@ def picture(kind: str, width: int, height: int) -> Image.Image:
     return image
 
 
-def processed_by_transformers(images: list[Image.Image]) -> dict[str, torch.Tensor]:
-    fields = {name: value for name, value in PREPROCESSOR.items() if name != "image_processor_type"}
+def processed_by_transformers(
+    images: list[Image.Image], settings: dict = PREPROCESSOR
+) -> dict[str, torch.Tensor]:
+    fields = {name: value for name, value in settings.items() if name != "image_processor_type"}
     processor = Qwen2VLImageProcessorPil(**fields)
     return processor(images=images, return_tensors="pt")
 
@@ -175,7 +209,12 @@ def prompt_of(pieces: list[list[int] | Piece | Medium], folder: Path) -> "Vision
         path = folder / f"{piece.content_hash}.npy"
         np.save(path, piece.values)
         length = piece.num_tokens
-        items.append(MediaItem(piece.content_hash, len(ids), length, str(path), piece.grid))
+        items.append(
+            MediaItem(
+                piece.content_hash, len(ids), length, str(path), piece.grid,
+                seconds_on=piece.seconds_on,
+            )
+        )  # fmt: skip
         ids += [token] * length
     return VisionPrompt(ids, items)
 
@@ -186,10 +225,13 @@ class Frame:
 
 
 def flat(pieces: list) -> Iterator[list[int] | Piece | Frame]:
-    """Videos become frames, each behind some tokens in the place of its time."""
+    """Videos become frames, each behind some tokens in the place of its time, or in one run."""
     for piece in pieces:
         if not isinstance(piece, Medium):
             yield piece
+            continue
+        if len(piece.pieces) > 1 and piece.pieces[1].seconds_on is not None:
+            yield from ([200], *map(Frame, piece.pieces), [202])
             continue
         for number, frame in enumerate(piece.pieces):
             yield from ([150 + number, 7, 8, 200], Frame(frame), [202])
@@ -210,7 +252,7 @@ def reference_logits(
         return tiny.reference_logits(model, ids)
     kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
     model.model.rope_deltas = None  # kept from the call before
-    inputs = processed_by_transformers(images)
+    inputs = processed_by_transformers(images, settings_of(model))
     return model(torch.tensor([ids]), mm_token_type_ids=kinds, **inputs).logits[0]
 
 
@@ -227,7 +269,8 @@ class VisionDriver(Driver):
 
     def add(self, req: str, prompt: VisionPrompt) -> None:
         if prompt.items:
-            self.media[req] = RequestMedia(prompt.items, len(prompt.ids))
+            rate = self.model.spec.vision.tokens_per_second
+            self.media[req] = RequestMedia(prompt.items, len(prompt.ids), rate)
 
     def _batch(self, tokens: dict[str, list[int]]) -> ForwardBatch:
         batch = super()._batch(tokens)

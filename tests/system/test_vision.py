@@ -17,6 +17,7 @@ from pagoda.cli.talk.chat_commands import run_command
 from pagoda.cli.talk.conversation import Conversation
 from pagoda.cli.talk.source_engine import EngineSource
 from pagoda.config.engine import EngineConfig, ModelConfig
+from pagoda.text.images.film import Stills
 from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 from tests.models import vision
@@ -171,8 +172,8 @@ def expected_of_video(folder: Path, stills: list[Image.Image]) -> tuple[list[int
     """Prompt and reply; 3 pairs of frames, the last one alone. The pixels are held against
     transformers' in tests/models/test_qwen_video.py."""
     files = open_model(folder)
-    frames = (np.asarray(still)[None] for still in stills)
-    video = processor_for(files, "video").frames(frames, range(len(stills)), 2.0)
+    frames = np.stack([np.asarray(still) for still in stills])
+    video = processor_for(files, "video").process(Stills(frames, 2.0))
     patches = [processor_for(files, "image").patches(frame.values) for frame in video.pieces]
     features = {
         "pixel_values_videos": torch.from_numpy(np.concatenate([values for values, _ in patches])),

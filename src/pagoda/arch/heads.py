@@ -11,6 +11,7 @@ from pagoda.base.errors import UnsupportedModelError
 Activation = Literal["sigmoid", "softmax", "identity"]
 
 _PREFIX = "model."
+_NESTED = "model.language_model."
 _HEADLESS = ("Model", "ForSequenceClassification")
 _GGUF_CLASSIFIER = "cls.output.weight"
 
@@ -65,6 +66,27 @@ def _without_prefix(spec: ModelSpec) -> ModelSpec:
         for rule in spec.weights
     )
     return replace(spec, weights=tuple(rules))
+
+
+def as_nested(spec: ModelSpec, tensor_names: Collection[str]) -> ModelSpec:
+    """With the names under which some programs save a language model that a tower stands beside,
+    where the tensors have them: `model.language_model.` and `model.visual.`."""
+    flat = any(_PREFIX + "embed_tokens.weight" in rule.sources for rule in spec.weights)
+    if spec.vision is None or not flat or _NESTED + "embed_tokens.weight" not in tensor_names:
+        return spec
+    vision = replace(spec.vision, weights=tuple(map(_nested, spec.vision.weights)))
+    return replace(spec, weights=tuple(map(_nested, spec.weights)), vision=vision)
+
+
+def _nested(rule: WeightRule) -> WeightRule:
+    sources = []
+    for source in rule.sources:
+        if source.startswith("visual."):
+            source = _PREFIX + source
+        elif source.startswith(_PREFIX) and not source.startswith((_NESTED, _PREFIX + "visual.")):
+            source = _NESTED + source.removeprefix(_PREFIX)
+        sources.append(source)
+    return replace(rule, sources=tuple(sources))
 
 
 def _with_classifier(spec: ModelSpec, source: str, pooling: PoolingSpec) -> ModelSpec:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.draft_head import draft_head_as_found
-from pagoda.arch.heads import causal_class, with_config_head, with_gguf_head
+from pagoda.arch.heads import as_nested, causal_class, with_config_head, with_gguf_head
 from pagoda.arch.moe import as_stored
 from pagoda.arch.read import Reader, config_reader
 from pagoda.arch.resemble import resembling_config, resembling_gguf
@@ -34,6 +34,8 @@ CONFIG_ARCHITECTURES = Registry(
         "GraniteMoeHybridForCausalLM": "granite:hybrid_from_config",
         "Qwen2ForCausalLM": "qwen2:from_config",
         "Qwen3ForCausalLM": "qwen3:from_config",
+        "Qwen2VLForConditionalGeneration": "qwen2_vl:from_config",
+        "Qwen2_5_VLForConditionalGeneration": "qwen2_vl:qwen25_from_config",
         "Qwen3VLForConditionalGeneration": "qwen3_vl:from_config",
         "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe:from_config",
         "Qwen3_5ForCausalLM": "qwen3_5:from_config",
@@ -80,6 +82,7 @@ GGUF_ARCHITECTURES = Registry(
         "granitemoe": "granite:moe_from_gguf",
         "qwen2": "qwen2:from_gguf",
         "qwen3": "qwen3:from_gguf",
+        "qwen2vl": "qwen2_vl:from_gguf",
         "qwen3vl": "qwen3_vl:from_gguf",
         "qwen3vlmoe": "qwen3_vl_moe:from_gguf",
         "qwen35": "qwen3_5:from_gguf",
@@ -139,6 +142,7 @@ def spec_for(
     spec: ModelSpec = CONFIG_ARCHITECTURES.get(known)(config)
     if spec.encoder is None:
         spec = with_config_head(spec, name, config_reader(config), tensors)
+    spec = as_nested(spec, tensors)
     spec = tower_as_found(draft_head_as_found(as_stored(spec, tensors), tensors), tensors)
     return replace(spec, quantization=description_of(config))
 

@@ -31,7 +31,8 @@ def _scaling_from_config(
     section: Reader, trained: int, max_position: int, rotary_dim: int
 ) -> RopeScaling | None:
     kind = section.text("rope_type", section.raw("type") or "default")
-    if kind == "default":
+    # "mrope" says that positions have several coordinates, and nothing of how they scale.
+    if kind in ("default", "mrope"):
         return None
     original = section.integer("original_max_position_embeddings", MAX_CONTEXT, trained)
     match kind:

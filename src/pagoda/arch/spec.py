@@ -11,7 +11,7 @@ from pagoda.base.errors import ConfigError
 
 AttentionKind = Literal["full", "sliding", "encoder"]
 """`encoder` sees both ways and keeps no KV; the others are causal."""
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu"]
 PoolingMethod = Literal["mean", "cls", "last", "max"]
 
 
@@ -221,12 +221,25 @@ class VisionSpec:
     """`merge * merge` patches become one token."""
     num_positions: int
     """Rows of the table of learned positions, a square that is interpolated to an image's grid (or
-    that all images have, if `pooled`); if `gated` of each of two, one for columns and one for rows
-    of patches."""
+    that all images have, if `pooled`); if `pooled` and `gated` of each of two, one for columns and
+    one for rows of patches; 0 where there is none."""
     rope_theta: float
     """0 where nothing turns."""
     norm_eps: float
     weights: tuple["WeightRule", ...]
+    patch_bias: bool = True
+    rms_norms: bool = False
+    """Norms have no mean and no bias."""
+    gated: bool = False
+    """As in MlpSpec. If `pooled`, blocks are like Gemma 4's: norms stand behind their parts too,
+    and nothing has a bias."""
+    window: int | None = None
+    """Tokens on the side of a square in which alone patches see each other; None: a patch sees all
+    of its frame."""
+    full_layers: tuple[int, ...] = ()
+    """With `window`: layers in which a patch sees its frame all the same."""
+    tokens_per_second: float | None = None
+    """How far a second of a film moves the time of its tokens; None: a step of frames counts 1."""
     split_patches: bool = False
     """The weights of a patch's frames are tensors of their own (GGUF)."""
     color_planes: bool = False
@@ -237,11 +250,8 @@ class VisionSpec:
     pooled: bool = False
     """A token is the mean of its patches (Gemma 3 and 4), not what a layer of weights makes of
     them."""
-    gated: bool = False
-    """Blocks are like Gemma 4's: mlps have a gate, norms stand behind their parts too, and nothing
-    has a bias."""
     standardized: bool = False
-    """If `gated`: learned vectors move and scale the means."""
+    """If `pooled` and `gated`: learned vectors move and scale the means."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""

@@ -49,6 +49,9 @@ _QWEN = (
     "Qwen3_5MoeForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration",
 )  # fmt: skip
 
+_QWEN2 = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
+_QWEN2_PROJECTORS = ("qwen2vl_merger", "qwen2.5vl_merger")
+
 _IMAGE = Modality(
     kind="image",
     words="pictures",
@@ -60,11 +63,13 @@ _IMAGE = Modality(
     families={
         **dict.fromkeys(_QWEN, "pagoda.text.images.qwen_vl:from_config"),
         "Gemma3ForConditionalGeneration": "pagoda.text.images.gemma3:from_config",
+        **dict.fromkeys(_QWEN2, "pagoda.text.images.qwen_vl:qwen2_from_config"),
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
     },
     projectors={
         "qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf",
         "gemma3": "pagoda.text.images.gemma3:from_gguf",
+        **dict.fromkeys(_QWEN2_PROJECTORS, "pagoda.text.images.qwen_vl:qwen2_from_gguf"),
         "gemma4v": "pagoda.text.images.gemma4:from_gguf",
     },
     settings=("preprocessor_config.json", "processor_config.json"),
@@ -78,8 +83,14 @@ _VIDEO = Modality(
     # A minute of video, two frames to a row of tokens, has 68 tokens for each row then.
     max_tokens={"cpu": 4096, "cuda": 16384},
     loader="pagoda.text.images.video:VideoLoader",
-    families=dict.fromkeys(_QWEN, "pagoda.text.images.qwen_video:from_config"),
-    projectors={"qwen3vl_merger": "pagoda.text.images.qwen_video:from_gguf"},
+    families={
+        **dict.fromkeys(_QWEN, "pagoda.text.images.qwen_video:from_config"),
+        **dict.fromkeys(_QWEN2, "pagoda.text.images.qwen2_video:from_config"),
+    },
+    projectors={
+        "qwen3vl_merger": "pagoda.text.images.qwen_video:from_gguf",
+        **dict.fromkeys(_QWEN2_PROJECTORS, "pagoda.text.images.qwen2_video:from_gguf"),
+    },
     # A video processor without a file of its own has the sizes of the images'.
     settings=(
         "video_preprocessor_config.json", "processor_config.json", "preprocessor_config.json",

@@ -25,6 +25,9 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     """Frames, rows and columns of its tokens, where these are the tokens' positions."""
     encoder: str = "image"
     """The kind whose encoder reads the payload."""
+    seconds_on: float | None = None
+    """How much later it is than the item right before it, whose film it goes on with; None: it is
+    a picture, or begins a film."""
 
 
 POOLING_TASKS = ("embed", "token_embed", "classify")

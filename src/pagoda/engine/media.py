@@ -216,6 +216,7 @@ def attach_media(request: AddRequest, placed: Sequence[Placed]) -> None:
             payload="",
             grid=place.piece.grid,
             encoder=place.piece.encoder,
+            seconds_on=place.piece.seconds_on,
         )
         for place in placed
     ]

@@ -44,8 +44,8 @@ class OfflineMedia:
             media = [inputs.take(_local(value), chosen, self._sizes) for value in values]
             if any(medium.text is not None for medium in media) and not isinstance(prompt, str):
                 raise RequestError(
-                    f"{inputs.words.capitalize()} need a prompt of text, in which the times of "
-                    "their frames are written.",
+                    f"{inputs.words.capitalize()} need a prompt of text, into which what stands "
+                    "for their frames is written.",
                     "prompts",
                 )
             found[inputs] = media

@@ -131,7 +131,8 @@ class Ops(Protocol):
         silu(gate); rows of the gate may lie any stride apart."""
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
-        """gelu (of the error function), gelu_tanh, relu or silu of each element of x [...]."""
+        """gelu (of the error function), gelu_tanh, gelu_quick (x * sigmoid(1.702 x)), relu or silu
+        of each element of x [...]."""
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x [..., size] * factor, in x's dtype."""

@@ -13,7 +13,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget
-from pagoda.layers.norm import LayerNorm
+from pagoda.layers.norm import LayerNorm, RMSNorm
 from pagoda.quant.base import ShardSource
 
 Grid = tuple[int, int, int]
@@ -31,7 +31,7 @@ class PatchEmbed(ColumnLinear):
 
     def __init__(self, context: LayerContext, spec: VisionSpec):
         whole = Shard.whole(spec.hidden_size)
-        super().__init__(context, spec.patch_values, (whole,), bias=True)
+        super().__init__(context, spec.patch_values, (whole,), bias=spec.patch_bias)
         self._split = spec.split_patches
         self._frames = spec.temporal_patch
         self._raw: dict[int, torch.Tensor] = {}
@@ -71,23 +71,27 @@ class VisionBlock(nn.Module):
 
     def __init__(self, context: LayerContext, spec: VisionSpec):
         super().__init__()
-        hidden = spec.hidden_size
+        hidden, wide = spec.hidden_size, spec.intermediate_size
         self.head_dim = spec.head_dim
         self.activation = spec.activation
-        self.mlp_flops = 2 * hidden**2 + 4 * hidden * spec.intermediate_size
-        self.attention_norm = LayerNorm(context, hidden, spec.norm_eps)
-        self.qkv = ColumnLinear(context, hidden, (Shard.whole(hidden),) * 3, bias=True)
+        self.gated = spec.gated
+        self.mlp_flops = 2 * hidden**2 + (6 if spec.gated else 4) * hidden * wide
+        self.attention_norm = _norm(context, spec, hidden)
+        self.qkv = _whole(context, hidden, hidden, hidden, hidden)
         self.output = _whole(context, hidden, hidden)
-        self.mlp_norm = LayerNorm(context, hidden, spec.norm_eps)
-        self.up = _whole(context, hidden, spec.intermediate_size)
-        self.down = _whole(context, spec.intermediate_size, hidden)
+        self.mlp_norm = _norm(context, spec, hidden)
+        if spec.gated:
+            self.gate_up = _whole(context, hidden, wide, wide)
+        else:
+            self.up = _whole(context, hidden, wide)
+        self.down = _whole(context, wide, hidden)
 
     def slices(
-        self, x: torch.Tensor, rotation: torch.Tensor | None, frames: torch.Tensor, unit: float
+        self, x: torch.Tensor, rotation: torch.Tensor | None, runs: torch.Tensor, unit: float
     ) -> Slices:
         """[patches, hidden]; `rotation` is fp32 [patches, head_dim], cosines then sines (None:
-        nothing turns), and `frames` int32 where each frame begins, with the end: a patch sees its
-        own frame."""
+        nothing turns), and `runs` int32 where each run of patches begins that see each other, with
+        the end."""
         hidden = x.shape[1]
         qkv = yield from by_rows(
             lambda part: self.qkv(self.attention_norm(part)), x, unit / (6 * hidden**2)
@@ -95,11 +99,11 @@ class VisionBlock(nn.Module):
         q, k, v = qkv.unflatten(-1, (3, -1, self.head_dim)).unbind(1)
         if rotation is not None:
             q, k = ops.rotary(q, k, torch.arange(len(x), device=x.device), rotation)
-        seen = len(x) // (len(frames) - 1)
+        seen = len(x) // (len(runs) - 1)
         heads = max(1, int(unit / (4 * len(x) * seen * self.head_dim)))
         attended = []
         for qs, ks, vs in zip(*(part.split(heads, dim=1) for part in (q, k, v)), strict=True):
-            attended.append(ops.encoder_attention(qs, ks, vs, frames, scale=self.head_dim**-0.5))
+            attended.append(ops.encoder_attention(qs, ks, vs, runs, scale=self.head_dim**-0.5))
             yield
         both = torch.cat((torch.cat(attended, dim=1).flatten(1), x), dim=1)
         return (yield from by_rows(self._behind_attention, both, unit / self.mlp_flops))
@@ -108,7 +112,12 @@ class VisionBlock(nn.Module):
         """The rest of a block, from what is attended and x, side by side."""
         attended, x = both.tensor_split(2, dim=1)
         x = x + self.output(attended.contiguous())
-        out: torch.Tensor = x + self.down(ops.activate(self.up(self.mlp_norm(x)), self.activation))
+        normed = self.mlp_norm(x)
+        if self.gated:
+            inner = ops.activate_and_mul(self.gate_up(normed), self.activation)
+        else:
+            inner = ops.activate(self.up(normed), self.activation)
+        out: torch.Tensor = x + self.down(inner)
         return out
 
 
@@ -124,7 +133,7 @@ class PatchMerger(nn.Module):
         self.flops = 2 * self.width * (self.width + out_size)
         self.norm_merged = norm_merged
         size = self.width if norm_merged else spec.hidden_size
-        self.norm = LayerNorm(context, size, spec.norm_eps)
+        self.norm = _norm(context, spec, size)
         self.up = _whole(context, self.width, self.width)
         self.down = _whole(context, self.width, out_size)
 
@@ -144,14 +153,16 @@ class PatchMerger(nn.Module):
 
 
 class VisionTower(nn.Module):
-    """Qwen3-VL's; without deepstack also Qwen3.5's."""
+    """Qwen3-VL's; without deepstack also Qwen3.5's, without learned positions also Qwen2-VL's and
+    Qwen2.5-VL's."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec, out_size: int):
         super().__init__()
         self.spec = spec
         self._context = context
         self.patches = PatchEmbed(context, spec)
-        self.positions = VocabTable(context, spec.num_positions, spec.hidden_size)
+        if spec.num_positions:
+            self.positions = VocabTable(context, spec.num_positions, spec.hidden_size)
         self.blocks = nn.ModuleList(VisionBlock(context, spec) for _ in range(spec.num_layers))
         self.merger = PatchMerger(context, spec, out_size)
         self.deepstack = nn.ModuleList(
@@ -161,26 +172,49 @@ class VisionTower(nn.Module):
     def slices(self, patches: torch.Tensor, grid: Grid) -> Slices:
         """fp32 [patches, patch_values] of one image or video, `merge * merge` neighbours in a row
         -> [1 + deepstack, tokens, out_size]: the embeddings, and what is added later."""
-        device, merge = torch.device(self._context.device), self.spec.merge
+        device = torch.device(self._context.device)
         unit = UNIT_FLOPS[device.type]
-        rows, columns = (at.to(device) for at in _places(grid, merge))
+        rows, columns = (at.to(device) for at in _places(grid, self.spec.merge))
         patches = patches.to(device, self._context.dtype)
         cost = 2 * self.spec.patch_values * self.spec.hidden_size
         x = yield from by_rows(self.patches, patches, unit / cost)
-        x = x + self._interpolated(rows, columns, grid).to(x.dtype)
+        if self.spec.num_positions:
+            x = x + self._interpolated(rows, columns, grid).to(x.dtype)
         rotation = self._rotation(rows, columns)
         size = grid[1] * grid[2]
         frames = torch.arange(0, (grid[0] + 1) * size, size, dtype=torch.int32, device=device)
+        if self.spec.window is None:
+            x, deeper = yield from self._through(x, rotation, frames, frames, unit)
+            merged = yield from self.merger.slices(x, unit)
+            return torch.stack([merged, *deeper])
+        # Squares lie one behind the other meanwhile, whole tokens.
+        order, windows = _windows(grid, self.spec.merge, self.spec.window)
+        order, windows = order.to(device), windows.to(device)
+        x, rotation = (_tokens_in(part, order, self.spec.merge) for part in (x, rotation))
+        x, _ = yield from self._through(x, rotation, windows, frames, unit)
+        merged = yield from self.merger.slices(x, unit)
+        return torch.empty_like(merged).index_copy_(0, order, merged)[None]
+
+    def _through(
+        self,
+        x: torch.Tensor,
+        rotation: torch.Tensor,
+        runs: torch.Tensor,
+        frames: torch.Tensor,
+        unit: float,
+    ) -> Generator[None, None, tuple[torch.Tensor, list[torch.Tensor]]]:
+        """x [patches, hidden] behind all blocks, and what deepstack makes of it on the way; in most
+        layers patches see their run (`VisionBlock.slices`), in full ones their frame."""
         deeper = []
         for index, block in enumerate(self.blocks):
             assert isinstance(block, VisionBlock)
-            x = yield from block.slices(x, rotation, frames, unit)
+            seen = frames if index in self.spec.full_layers else runs
+            x = yield from block.slices(x, rotation, seen, unit)
             if index in self.spec.deepstack:
                 merger = self.deepstack[self.spec.deepstack.index(index)]
                 assert isinstance(merger, PatchMerger)
                 deeper.append((yield from merger.slices(x, unit)))
-        merged = yield from self.merger.slices(x, unit)
-        return torch.stack([merged, *deeper])
+        return x, deeper
 
     def _interpolated(self, rows: torch.Tensor, columns: torch.Tensor, grid: Grid) -> torch.Tensor:
         """Learned positions, between which a grid of another size is interpolated (bilinear,
@@ -233,5 +267,31 @@ def _neighbours(
     return [(low, 1 - share), ((low + 1).clamp(max=side - 1), share)]
 
 
-def _whole(context: LayerContext, in_features: int, out_features: int) -> ColumnLinear:
-    return ColumnLinear(context, in_features, (Shard.whole(out_features),), bias=True)
+def _windows(grid: Grid, merge: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens (int64, by their places in the frames) square by square, `side` tokens each way, those
+    at the right and at the bottom smaller; and the patch (int32) with which each square begins,
+    with the end."""
+    frames, rows, columns = grid[0], grid[1] // merge, grid[2] // merge
+    frame, row, column = torch.meshgrid(
+        torch.arange(frames), torch.arange(rows), torch.arange(columns), indexing="ij"
+    )
+    down, across = -(-rows // side), -(-columns // side)
+    square = ((frame * down + row // side) * across + column // side).flatten()
+    sizes = torch.bincount(square) * merge**2
+    begins = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).int()
+    return torch.argsort(square, stable=True), begins
+
+
+def _tokens_in(x: torch.Tensor, order: torch.Tensor, merge: int) -> torch.Tensor:
+    """x [patches, size] with its tokens, `merge * merge` patches each, in another order."""
+    moved: torch.Tensor = x.unflatten(0, (-1, merge**2))[order].flatten(0, 1)
+    return moved
+
+
+def _norm(context: LayerContext, spec: VisionSpec, size: int) -> RMSNorm | LayerNorm:
+    kind = RMSNorm if spec.rms_norms else LayerNorm
+    return kind(context, size, spec.norm_eps)
+
+
+def _whole(context: LayerContext, in_features: int, *out_features: int) -> ColumnLinear:
+    return ColumnLinear(context, in_features, tuple(map(Shard.whole, out_features)), bias=True)

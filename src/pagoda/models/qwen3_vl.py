@@ -1,5 +1,5 @@
-"""Qwen3-VL (arXiv 2511.21631): Qwen3's layers, with or without experts, behind a vision
-transformer."""
+"""Qwen3-VL (arXiv 2511.21631), Qwen2-VL and Qwen2.5-VL (arXiv 2409.12191, 2502.13923): the layers
+of Qwen3 or Qwen2, with or without experts, behind a vision transformer."""
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.layers.context import LayerContext

@@ -20,6 +20,8 @@ MODELS = Registry(
         "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "Qwen2VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
+        "Qwen2_5_VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3VLMoeForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3_5ForCausalLM": "pagoda.models.qwen3_5:Qwen35ForCausalLM",

@@ -29,6 +29,7 @@ def check_media(items: Sequence[MediaItem], prompt_len: int) -> None:
             not whole
             or item.length < 1
             or item.start < done
+            or (item.seconds_on is not None and item.start > done)
             or item.start + item.length > prompt_len
         ):
             raise RequestError(
@@ -56,24 +57,38 @@ class RequestMedia:
     """What a request has of them, and the positions that follow (arXiv 2409.12191, section 2.1).
 
     A picture's tokens have three coordinates: the time at which it stands, their row and their
-    column. What comes behind it goes on from the largest.
+    column. In a film time goes on from piece to piece. What comes behind goes on from the largest
+    of all three.
     """
 
-    def __init__(self, items: Sequence[MediaItem], prompt_len: int):
+    def __init__(
+        self, items: Sequence[MediaItem], prompt_len: int, tokens_per_second: float | None = None
+    ):
+        """`tokens_per_second` as in VisionSpec. RequestError for films that last longer than they
+        have tokens: positions would leave the context."""
         self.items = items
         self._positions = np.empty((3, prompt_len), np.int64)
-        done = following = 0
+        done = following = begin = step = 0
         for item in items:
             if item.grid is None:
                 continue  # its tokens stand in a row, as text
             following = self._count_on(done, item.start, following)
-            frames, rows, columns = item.grid
             done = item.start + item.length
-            corners = np.indices((frames, rows, columns)).reshape(3, -1)
-            self._positions[:, item.start : done] = following + corners
-            following += max(rows, columns)
+            step = 0 if item.seconds_on is None else step + 1
+            begin = following if not step else begin
+            corners = np.indices(item.grid).reshape(3, -1)
+            corners[0] += _time(step, item.seconds_on, tokens_per_second)
+            self._positions[:, item.start : done] = begin + corners
+            following = max(following, begin + int(corners.max()) + 1)
         # Pictures take less room than they have tokens: generated ones are so much nearer.
         self._shift = self._count_on(done, prompt_len, following) - prompt_len
+        if self._shift > 0:
+            raise RequestError(
+                f"A video lasts too long for the {sum(item.length for item in items)} tokens that "
+                f"its frames have: its times take {self._shift} positions more. Send a shorter "
+                "part of it, look at more frames (fps, num_frames), or raise --video-max-tokens.",
+                "messages",
+            )
 
     def _count_on(self, start: int, end: int, following: int) -> int:
         stop = following + end - start
@@ -96,6 +111,18 @@ class RequestMedia:
                 place = row + first - start
                 found.append(MediaRows(item, request, place, offset, stop - first))
         return found
+
+
+MakeMedia = Callable[[Sequence[MediaItem], int], RequestMedia]
+"""By a request's items and the length of its prompt."""
+
+
+def _time(step: int, seconds: float | None, tokens_per_second: float | None) -> int:
+    """Where a film's piece stands in time: the first one at 0."""
+    if seconds is None or tokens_per_second is None:
+        return step
+    # In fp32, as the reference implementation rounds.
+    return int(np.float32(step) * np.float32(tokens_per_second * seconds))
 
 
 class MediaEncoder:

@@ -18,7 +18,7 @@ from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.host_blocks import HostBlocks
-from pagoda.runtime.media import MediaEncoder
+from pagoda.runtime.media import MediaEncoder, RequestMedia
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.profile import StepTimes
@@ -102,8 +102,8 @@ class ModelRunner:
         self._offloaded: OffloadedTensors | None = None
         """The weights, while they are not on the device."""
         self.media: MediaEncoder | None = None
+        vision = self.spec.vision
         if self.processors:
-            vision = self.spec.vision
             self.media = MediaEncoder(
                 lambda: self.model.encoders,
                 self.processors,
@@ -124,7 +124,11 @@ class ModelRunner:
             max_model_len=self.max_model_len,
             seed=self.seed,
             grammars=self.grammars,
-            takes_media=self.media is not None,
+            make_media=partial(
+                RequestMedia, tokens_per_second=vision.tokens_per_second if vision else None
+            )
+            if self.media is not None
+            else None,
         )
         pooler = Pooler(
             self.spec.pooling.method,

@@ -16,7 +16,7 @@ from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import StepPlan
-from pagoda.runtime.media import RequestMedia, check_media
+from pagoda.runtime.media import MakeMedia, RequestMedia, check_media
 from pagoda.runtime.sampling.params import (
     PARAMS,
     Needs,
@@ -195,9 +195,10 @@ class RequestStates:
         max_model_len: int,
         seed: int,
         grammars: Grammars | None = None,
-        takes_media: bool = False,
+        make_media: MakeMedia | None = None,
     ):
-        self.takes_media = takes_media
+        """`make_media` works out where a request's media stand; None: the model takes none."""
+        self.make_media = make_media
         self.has_states = has_states
         """Whether the model has recurrent layers."""
         self.vocab_size = vocab_size
@@ -355,6 +356,7 @@ class RequestStates:
             self._check(request)
             rules = compile_rules(request, self.vocab_size)
             matcher = self._matcher(request.grammar)
+            media = self._media(request)
         except RequestError as error:
             self.faults[row] = Fault(error.message, bad_request=True)
             return
@@ -366,8 +368,8 @@ class RequestStates:
         self.params[row] = compile_params(request, self.vocab_size, self.seed)
         if matcher is not None:
             self.matchers[row] = matcher
-        if request.media:
-            self.media[row] = RequestMedia(request.media, len(prompt))
+        if media is not None:
+            self.media[row] = media
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= Needs.RULES
@@ -382,6 +384,15 @@ class RequestStates:
             raise RequestError("This runner takes no grammars.", "structured_outputs")
         return self.grammars.matcher(grammar)
 
+    def _media(self, request: AddRequest) -> RequestMedia | None:
+        if not request.media:
+            return None
+        if self.make_media is None:
+            raise RequestError("This model reads text only; leave the images out.", "messages")
+        length = len(request.prompt_token_ids)
+        check_media(request.media, length)
+        return self.make_media(request.media, length)
+
     def _check(self, request: AddRequest) -> None:
         length = len(request.prompt_token_ids)
         if length == 0:
@@ -392,9 +403,6 @@ class RequestStates:
                 "shorten the prompt or raise --max-model-len."
             )
         check_token_ids(request.prompt_token_ids, self.vocab_size, "prompt")
-        if request.media and not self.takes_media:
-            raise RequestError("This model reads text only; leave the images out.", "messages")
-        check_media(request.media, length)
 
     def _healthy(self, plan: StepPlan) -> Scheduled:
         rows = plan.rows

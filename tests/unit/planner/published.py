@@ -69,6 +69,36 @@ QWEN3_VL_2B = {
     ),
     "vision_config": _qwen_tower(24, 1024, 4096, 2048, [5, 11, 17]),
 }  # fmt: skip
+QWEN2_VL_2B = {
+    **_text(
+        1536, 28, 12, 2, 8960, 151936, architectures=["Qwen2VLForConditionalGeneration"],
+        max_position_embeddings=32768, rope_theta=1000000.0, tie_word_embeddings=True,
+        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+    ),
+    "vision_config": {
+        "depth": 32, "embed_dim": 1280, "hidden_size": 1536, "mlp_ratio": 4, "num_heads": 16,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+QWEN25_VL_7B = {
+    **_text(
+        3584, 28, 28, 4, 18944, 152064, architectures=["Qwen2_5_VLForConditionalGeneration"],
+        max_position_embeddings=128000, rope_theta=1000000.0, tie_word_embeddings=False,
+        rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+    ),
+    "vision_config": {
+        "depth": 32, "hidden_act": "silu", "hidden_size": 1280, "intermediate_size": 3420,
+        "num_heads": 16, "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2,
+        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2,
+        "temporal_patch_size": 2,
+    },
+}  # fmt: skip
+QWEN25_VL_3B = {
+    **QWEN25_VL_7B,
+    **_text(2048, 36, 16, 2, 11008, 151936),
+    "tie_word_embeddings": True,
+    "vision_config": {**QWEN25_VL_7B["vision_config"], "out_hidden_size": 2048},
+}  # fmt: skip
 R1_DISTILL_7B = _text(
     3584, 28, 28, 4, 18944, 152064, architectures=["Qwen2ForCausalLM"],
     max_position_embeddings=131072, rope_theta=10000, tie_word_embeddings=False,

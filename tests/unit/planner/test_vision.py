@@ -15,6 +15,7 @@ from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo
 from tests.unit.arch.test_gemma3 import GEMMA3_4B
+from tests.unit.planner.published import QWEN2_VL_2B, QWEN25_VL_3B, QWEN25_VL_7B
 
 CONFIG = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -49,6 +50,26 @@ def test_parameters() -> None:
     # 1,720,574,976 of Qwen3-1.7B, which is the language model, and the tower's 407 million.
     assert parameter_count(replace(spec(), vision=None)) == 1_720_574_976
     assert parameter_count(spec()) == 2_127_532_032  # as the hub counts the model: 2.13 B
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    # As the hub counts them, in the index of the checkpoints' shards.
+    [
+        (QWEN2_VL_2B, 2_208_985_600),
+        (QWEN25_VL_3B, 3_754_622_976),
+        (QWEN25_VL_7B, 8_292_166_656),
+    ],
+)
+def test_parameters_of_qwen2_vl(config: dict, parameters: int) -> None:
+    assert parameter_count(spec_for(config, {}, ())) == parameters
+
+
+def test_what_a_tower_leaves_out_is_the_published_7b() -> None:
+    """UI-TARS 1.5: transformers saved only what differs from its defaults."""
+    tower = {"hidden_size": 1280, "tokens_per_second": 2, "in_chans": 3, "spatial_patch_size": 14}
+    short = {**QWEN25_VL_7B, "vision_config": tower}
+    assert spec_for(short, {}, ()) == spec_for(QWEN25_VL_7B, {}, ())
 
 
 @pytest.mark.parametrize(
@@ -110,5 +131,27 @@ def test_a_tower_keeps_8_bits() -> None:
 )
 def test_wrong_configs_are_named(section: str, changes: dict, words: str) -> None:
     config = {**CONFIG, section: {**CONFIG[section], **changes}}
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
+        spec_for(config, {}, ())
+
+
+@pytest.mark.parametrize(
+    ("base", "section", "changes", "words"),
+    [
+        (QWEN25_VL_7B, "vision_config", {"out_hidden_size": 1024}, "out_hidden_size"),
+        (QWEN25_VL_7B, "vision_config", {"hidden_act": "gelu"}, "vision activation 'gelu'"),
+        (QWEN25_VL_7B, "vision_config", {"window_size": 27}, "less than a token's 28"),
+        (QWEN25_VL_7B, "vision_config", {"fullatt_block_indexes": [7, 32]}, "some of 32 layers"),
+        (QWEN25_VL_7B, "vision_config", {"num_heads": 24}, "cannot share"),
+        (QWEN2_VL_2B, "vision_config", {"hidden_size": 1024}, "hidden_size"),
+        (QWEN2_VL_2B, "vision_config", {"embed_dim": 1281}, "cannot share"),
+        (QWEN2_VL_2B, "rope_scaling", {"mrope_section": [16, 24, 23]}, "add up to 64"),
+        (QWEN2_VL_2B, "rope_scaling", {"mrope_interleaved": True}, "mrope_interleaved is true"),
+    ],
+)
+def test_wrong_configs_of_qwen2_vl_are_named(
+    base: dict, section: str, changes: dict, words: str
+) -> None:
+    config = {**base, section: {**base[section], **changes}}
     with pytest.raises((CheckpointError, UnsupportedModelError), match=words):
         spec_for(config, {}, ())

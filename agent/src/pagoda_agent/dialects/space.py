@@ -8,7 +8,7 @@ from pagoda_agent.input.actions import Point
 
 # Edges of the patches that Qwen2.5-VL and UI-TARS 1.5 cut a picture into, two by two, and the
 # areas that their image processors keep it within (Qwen2.5-VL's preprocessor_config.json).
-_PATCH = 28
+PATCH = 28
 _LEAST_AREA = 56 * 56
 _MOST_AREA = 16384 * 28 * 28
 
@@ -83,17 +83,17 @@ class Space(StrEnum):
         return resized(screen) if self is Space.RESIZED else screen
 
 
-def resized(size: tuple[int, int]) -> tuple[int, int]:
+def resized(size: tuple[int, int], most_area: int = _MOST_AREA) -> tuple[int, int]:
     """The size to which Qwen2.5-VL's image processor brings a picture of `size` (`smart_resize`):
     edges to the nearest multiple of 28, its area within limits."""
     width, height = size
-    edges = [round(edge / _PATCH) * _PATCH for edge in (width, height)]
-    if edges[0] * edges[1] > _MOST_AREA:
-        factor = math.sqrt(width * height / _MOST_AREA)
-        edges = [max(_PATCH, math.floor(e / factor / _PATCH) * _PATCH) for e in (width, height)]
+    edges = [round(edge / PATCH) * PATCH for edge in (width, height)]
+    if edges[0] * edges[1] > most_area:
+        factor = math.sqrt(width * height / most_area)
+        edges = [max(PATCH, math.floor(e / factor / PATCH) * PATCH) for e in (width, height)]
     elif edges[0] * edges[1] < _LEAST_AREA:
         factor = math.sqrt(_LEAST_AREA / (width * height))
-        edges = [math.ceil(edge * factor / _PATCH) * _PATCH for edge in (width, height)]
+        edges = [math.ceil(edge * factor / PATCH) * PATCH for edge in (width, height)]
     return (edges[0], edges[1])
 
 

@@ -114,8 +114,8 @@ async def calibrate(
     capabilities = Capabilities()
     dialect = dialect_of(profile)
     for frame, target in screens(trials, screen, seed):
-        size = frame.scaled_size(profile.long_edge)
-        data = frame.encoded(profile.picture_format, profile.long_edge)
+        size = profile.picture_size(frame)
+        data = frame.encoded(profile.picture_format, size)
         picture = Picture(data, f"image/{profile.picture_format.lower()}", size)
         task = f"Your task: click on the {target.name}, with the left button, once. Do it now."
         reply = await model.complete(

@@ -12,8 +12,12 @@ from pagoda_agent.base.errors import ConfigError
 from pagoda_agent.base.near import nearest
 from pagoda_agent.dialects.anthropic import Version
 from pagoda_agent.dialects.registry import dialect_named
-from pagoda_agent.dialects.space import Space
+from pagoda_agent.dialects.space import PATCH, Space, resized
 from pagoda_agent.models.dialogue import Dialect
+from pagoda_agent.screen.frame import Frame
+
+# As many tokens of a picture as Pagoda takes on a CPU (--image-max-tokens); others take more.
+_SENT_AREA = 1024 * PATCH * PATCH
 
 Api = Literal["openai", "responses", "anthropic", "dashscope"]
 
@@ -43,6 +47,13 @@ class Profile:
     `pictures` in each request."""
     pixels_per_notch: int = 100
     """What a notch of the wheel is in scrolls that a model writes in pixels."""
+
+    def picture_size(self, frame: Frame) -> tuple[int, int]:
+        """(width, height) in which a screenshot is sent. Where positions count pixels of what the
+        model's own resizing makes of it, that is a size which it leaves as it is, so that no limit
+        of a server's moves them."""
+        size = frame.scaled_size(self.long_edge)
+        return resized(size, _SENT_AREA) if self.space is Space.RESIZED else size
 
 
 _QWEN3 = Profile("qwen3-vl", "qwen")

@@ -39,11 +39,13 @@ class Frame:
         width, height = (max(1, round(value * long_edge / longest)) for value in self.size)
         return width, height
 
-    def encoded(self, kind: str = "JPEG", long_edge: int | None = None, quality: int = 85) -> bytes:
-        """The picture as JPEG or PNG, made smaller where its longer edge is beyond `long_edge`."""
+    def encoded(
+        self, kind: str = "JPEG", size: tuple[int, int] | None = None, quality: int = 85
+    ) -> bytes:
+        """The picture as JPEG or PNG, in its own size or another (width, height)."""
         image = self.image
-        if long_edge is not None and max(image.size) > long_edge:
-            image = image.resize(self.scaled_size(long_edge), Image.Resampling.LANCZOS)
+        if size is not None and size != image.size:
+            image = image.resize(size, Image.Resampling.LANCZOS)
         out = io.BytesIO()
         if kind == "JPEG":
             image.save(out, kind, quality=quality)

@@ -268,7 +268,7 @@ class Service:
         while True:
             with contextlib.suppress(DriverError):
                 frame = await self.operator.look()
-                data = await asyncio.to_thread(frame.encoded, "JPEG", 1280, 70)
+                data = await asyncio.to_thread(frame.encoded, "JPEG", frame.scaled_size(1280), 70)
                 if data != last:
                     last = data
                     yield data + head

@@ -62,7 +62,7 @@ class Tools:
         async with self._acting:
             frame = await self.operator.driver.screenshot()
             self._size = frame.scaled_size(_LONG_EDGE)
-            return Image(data=frame.encoded("JPEG", _LONG_EDGE), format="jpeg")
+            return Image(data=frame.encoded("JPEG", self._size), format="jpeg")
 
     async def move(self, x: int, y: int) -> str:
         """Move the pointer."""

@@ -239,7 +239,7 @@ class Operator:
         settings, secrets, driver = self.settings, self.secrets, self.driver
         name, profile, model = chosen
         dialect = dialect_of(profile)
-        screen = (await settled(driver, self.settle)).scaled_size(profile.long_edge)
+        screen = profile.picture_size(await settled(driver, self.settle))
         instruct = partial(
             system_text, dialect, capabilities=driver.capabilities, prompt=settings.prompt,
             secret_names=secrets.names,

@@ -141,7 +141,7 @@ class Stepper:
             frame = await settled(self.driver, self.settle)
         if self._size not in (None, frame.size):
             width, height = frame.size
-            self.history.system = self.instruct(frame.scaled_size(self.profile.long_edge))
+            self.history.system = self.instruct(self.profile.picture_size(frame))
             self.history.add_note(f"The screen has {width}x{height} pixels now.")
         self._size = frame.size
         return frame
@@ -328,8 +328,8 @@ class Stepper:
 
     def _picture(self, frame: Frame) -> Picture:
         profile = self.profile
-        data = frame.encoded(profile.picture_format, profile.long_edge)
-        size = frame.scaled_size(profile.long_edge)
+        size = profile.picture_size(frame)
+        data = frame.encoded(profile.picture_format, size)
         return Picture(data, f"image/{profile.picture_format.lower()}", size)
 
     def _record_reply(self, reply: Reply) -> None:

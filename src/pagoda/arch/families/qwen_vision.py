@@ -1,4 +1,5 @@
-"""The vision transformer of Qwen3-VL and Qwen3.5 (arXiv 2511.21631)."""
+"""The vision transformer of Qwen3-VL and Qwen3.5 (arXiv 2511.21631), and what Qwen2-VL's shares
+with it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,22 +19,16 @@ from pagoda.arch.spec import (
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 
 _ACTIVATIONS: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
-_MAX_PATCH = 256
+MAX_PATCH = 256
 # modeling_qwen3_vl.py: constants of the architecture, not in config.json.
-_ROPE_THETA = 10000.0
-_NORM_EPS = 1e-6
+ROPE_THETA = 10000.0
+NORM_EPS = 1e-6
 _MERGER = {"norm": "norm", "fc1": "up", "fc2": "down"}
 
 
 def vision_from_config(config: Mapping[str, Any], out_size: int) -> VisionSpec:
     """`vision_config` of a config.json; `out_size` is the language model's width."""
-    section = config.get("vision_config")
-    if not isinstance(section, Mapping):
-        raise CheckpointError(
-            "config.json: vision_config is missing. The file is damaged or not meant for this "
-            "program; fetch it again."
-        )
-    reader = Reader(section, "config.json: vision_config")
+    reader = vision_section(config)
     if reader.integer("out_hidden_size", MAX_WIDTH) != out_size:
         raise reader.error("out_hidden_size", f"must be the language model's {out_size}")
     activation = reader.text("hidden_act", "gelu_pytorch_tanh")
@@ -51,19 +46,30 @@ def vision_from_config(config: Mapping[str, Any], out_size: int) -> VisionSpec:
         num_heads=reader.integer("num_heads", MAX_HEADS),
         intermediate_size=reader.integer("intermediate_size", MAX_WIDTH),
         activation=_ACTIVATIONS[activation],
-        patch_size=reader.integer("patch_size", _MAX_PATCH, 16),
-        temporal_patch=reader.integer("temporal_patch_size", _MAX_PATCH, 2),
-        merge=reader.integer("spatial_merge_size", _MAX_PATCH, 2),
+        patch_size=reader.integer("patch_size", MAX_PATCH, 16),
+        temporal_patch=reader.integer("temporal_patch_size", MAX_PATCH, 2),
+        merge=reader.integer("spatial_merge_size", MAX_PATCH, 2),
         num_positions=reader.integer("num_position_embeddings", MAX_WIDTH),
-        rope_theta=_ROPE_THETA,
-        norm_eps=_NORM_EPS,
+        rope_theta=ROPE_THETA,
+        norm_eps=NORM_EPS,
         weights=_rules("model.visual.", layers, len(deepstack)),
         deepstack=deepstack,
     )
-    _check_heads(reader, "hidden_size", spec)
+    check_heads(reader, "hidden_size", spec)
     if isqrt(spec.num_positions) ** 2 != spec.num_positions:
         raise reader.error("num_position_embeddings", "must be a square")
     return spec
+
+
+def vision_section(config: Mapping[str, Any]) -> Reader:
+    """A reader of `vision_config`; CheckpointError where it is missing."""
+    section = config.get("vision_config")
+    if not isinstance(section, Mapping):
+        raise CheckpointError(
+            "config.json: vision_config is missing. The file is damaged or not meant for this "
+            "program; fetch it again."
+        )
+    return Reader(section, "config.json: vision_config")
 
 
 def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
@@ -83,7 +89,7 @@ def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
     layers = reader.integer("block_count", MAX_LAYERS)
     flags = reader.listed("is_deepstack_layers")
     deepstack = tuple(index for index, flag in enumerate(flags) if flag is True)
-    patch = reader.integer("patch_size", _MAX_PATCH)
+    patch = reader.integer("patch_size", MAX_PATCH)
     spec = VisionSpec(
         hidden_size=reader.integer("embedding_length", MAX_WIDTH),
         num_layers=layers,
@@ -92,19 +98,20 @@ def vision_from_gguf(metadata: Mapping[str, Any], out_size: int) -> VisionSpec:
         activation="gelu_tanh",
         patch_size=patch,
         temporal_patch=2,
-        merge=reader.integer("spatial_merge_size", _MAX_PATCH, 2),
+        merge=reader.integer("spatial_merge_size", MAX_PATCH, 2),
         num_positions=(reader.integer("image_size", MAX_WIDTH) // patch) ** 2,
-        rope_theta=_ROPE_THETA,
-        norm_eps=reader.number("attention.layer_norm_epsilon", _NORM_EPS, below=1.0),
+        rope_theta=ROPE_THETA,
+        norm_eps=reader.number("attention.layer_norm_epsilon", NORM_EPS, below=1.0),
         weights=_gguf_rules(layers, deepstack),
         split_patches=True,
         deepstack=deepstack,
     )
-    _check_heads(reader, "embedding_length", spec)
+    check_heads(reader, "embedding_length", spec)
     return spec
 
 
-def _check_heads(reader: Reader, name: str, spec: VisionSpec) -> None:
+def check_heads(reader: Reader, name: str, spec: VisionSpec) -> None:
+    """CheckpointError where heads cannot turn by two coordinates; `name` is the width's field."""
     if spec.hidden_size % (4 * spec.num_heads):
         raise reader.error(
             name,
@@ -119,21 +126,22 @@ def config_sections(reader: Reader) -> tuple[Reader, str]:
 
 
 def layers_with_axes(
-    layers: Iterable[LayerSpec], reader: Reader, name: str
+    layers: Iterable[LayerSpec], reader: Reader, name: str, *, in_turns: bool = True
 ) -> tuple[LayerSpec, ...]:
     """With `rope_axes` in those that attend."""
     changed = []
     for layer in layers:
         mixer = layer.mixer
         if isinstance(mixer, AttentionSpec) and mixer.rope is not None:
-            mixer = replace(mixer, rope=rope_axes(reader, name, mixer.rope))
+            mixer = replace(mixer, rope=rope_axes(reader, name, mixer.rope, in_turns=in_turns))
         changed.append(replace(layer, mixer=mixer))
     return tuple(changed)
 
 
-def rope_axes(reader: Reader, name: str, rope: RopeSpec) -> RopeSpec:
+def rope_axes(reader: Reader, name: str, rope: RopeSpec, *, in_turns: bool) -> RopeSpec:
     """`rope` with the coordinate of each frequency, as the sizes under `name` deal them out: in
-    turns (time, row, column, time, ...) as long as each has some left."""
+    turns (time, row, column, time, ...) as long as each has some left, or in runs: first the
+    frequencies of time, then those of rows, then of columns."""
     sizes = tuple(reader.listed(name)[:3])
     half = rope.rotary_dim // 2
     if (
@@ -142,12 +150,15 @@ def rope_axes(reader: Reader, name: str, rope: RopeSpec) -> RopeSpec:
         or sum(sizes) != half
     ):
         raise reader.error(name, f"must be three sizes that add up to {half}, not {sizes}")
-    if not reader.flag("mrope_interleaved", True):
+    if reader.flag("mrope_interleaved", in_turns) != in_turns:
         raise UnsupportedModelError(
-            "config.json asks for coordinates in runs (mrope_interleaved is false), which no model "
-            "known here has."
+            f"config.json says that mrope_interleaved is {str(not in_turns).lower()}, which no "
+            "model of this architecture has."
         )
-    axes = tuple(at % 3 if at < 3 * sizes[at % 3] else 0 for at in range(half))
+    if in_turns:
+        axes = tuple(at % 3 if at < 3 * sizes[at % 3] else 0 for at in range(half))
+    else:
+        axes = tuple(axis for axis, size in enumerate(sizes) for _ in range(size))
     return replace(rope, axes=axes)
 
 
@@ -167,9 +178,9 @@ def _rules(prefix: str, num_layers: int, num_deepstack: int) -> tuple[WeightRule
     return (
         *linear_rules("vision.patches", (prefix + "patch_embed.proj",)),
         WeightRule("vision.positions.weight", (prefix + "pos_embed.weight",)),
-        *_of_layers(blocks, num_layers),
+        *of_layers(blocks, num_layers),
         *merger,
-        *_of_layers(deeper, num_deepstack),
+        *of_layers(deeper, num_deepstack),
     )
 
 
@@ -196,7 +207,7 @@ def _gguf_rules(num_layers: int, deepstack: tuple[int, ...]) -> tuple[WeightRule
         WeightRule("vision.patches.weight", ("v.patch_embd.weight", "v.patch_embd.weight.1")),
         WeightRule("vision.patches.bias", ("v.patch_embd.bias",)),
         WeightRule("vision.positions.weight", ("v.position_embd.weight",)),
-        *_of_layers(blocks, num_layers),
+        *of_layers(blocks, num_layers),
         *linear_rules("vision.merger.norm", ("v.post_ln",)),
         *linear_rules("vision.merger.up", ("mm.0",)),
         *linear_rules("vision.merger.down", ("mm.2",)),
@@ -212,5 +223,6 @@ def _merger(param: str, source: str) -> list[WeightRule]:
     ]
 
 
-def _of_layers(rules: Iterable[WeightRule], count: int) -> list[WeightRule]:
+def of_layers(rules: Iterable[WeightRule], count: int) -> list[WeightRule]:
+    """Rules of the tower's own layers."""
     return [replace(rule, layers=tuple(range(count))) for rule in rules]

@@ -66,7 +66,7 @@ class BlockHashes:
         start = block * self._block_size
         end = start + self._block_size
         inside = [
-            (item.content_hash, item.start - start)
+            (item.content_hash, item.start - start, item.seconds_on)
             for item in self._media
             if item.start < end and item.start + item.length > start
         ]

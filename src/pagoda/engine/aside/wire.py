@@ -46,6 +46,7 @@ class Shape(msgspec.Struct):
     num_tokens: int
     grid: Grid | None
     encoder: str
+    seconds_on: float | None
     content_hash: str
 
     @property
@@ -170,7 +171,7 @@ def medium(shown: Shown, file: int) -> Medium:
         values = values.view(shape.dtype).reshape(shape.shape)
         if total <= _MOST_COPIED:
             values = values.copy()
-        piece = Piece(values, shape.num_tokens, shape.grid, shape.encoder)
+        piece = Piece(values, shape.num_tokens, shape.grid, shape.encoder, shape.seconds_on)
         # The worker has counted it already; it reads every value.
         vars(piece)["content_hash"] = shape.content_hash
         pieces.append(piece)
@@ -222,5 +223,6 @@ def _shape(piece: Piece) -> Shape:
     values = piece.values
     return Shape(
         msgspec.convert(values.dtype.str, Literal["|u1", "<i2", "<f4"]),
-        list(values.shape), piece.num_tokens, piece.grid, piece.encoder, piece.content_hash,
+        list(values.shape), piece.num_tokens, piece.grid, piece.encoder, piece.seconds_on,
+        piece.content_hash,
     )  # fmt: skip

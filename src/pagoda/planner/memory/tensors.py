@@ -113,7 +113,7 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
     if spec.vision is not None:
-        tower = _gated_vision if spec.vision.gated else _vision
+        tower = _sandwiched_vision if spec.vision.pooled and spec.vision.gated else _vision
         found += tower(spec.vision, hidden)
     if spec.draft_head is not None and spec.drafts:
         found += _draft_head(spec.draft_head, hidden, vocabulary)
@@ -314,42 +314,41 @@ def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 
 def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
-    """All layers of its blocks have biases."""
+    """All of its layers have biases, but for norms that have none and that of the patches."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
-    heads = Part(hidden, spec.num_heads)
-    patches = ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
-    yield patches
-    yield ModelTensor("vision.patches.bias", (hidden,), "vector")
-    yield ModelTensor("vision.positions.weight", (spec.num_positions, hidden), "table")
+    heads, bias = Part(hidden, spec.num_heads), not spec.rms_norms
+    yield ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
+    if spec.patch_bias:
+        yield ModelTensor("vision.patches.bias", (hidden,), "vector")
+    if spec.num_positions:
+        yield ModelTensor("vision.positions.weight", (spec.num_positions, hidden), "table")
+    up, parts = ("gate_up", _rows(wide, wide)) if spec.gated else ("up", _rows(wide))
     for index in range(spec.num_layers):
         block = f"vision.blocks.{index}."
-        yield from _norm(block + "attention_norm", hidden, bias=True)
+        yield from _norm(block + "attention_norm", hidden, bias=bias)
         yield from _tower(block + "qkv", (heads, heads, heads), hidden)
         yield from _tower(block + "output", _rows(hidden), hidden, spec.num_heads)
-        yield from _norm(block + "mlp_norm", hidden, bias=True)
-        yield from _tower(block + "up", _rows(wide), hidden)
+        yield from _norm(block + "mlp_norm", hidden, bias=bias)
+        yield from _tower(block + up, parts, hidden)
         yield from _tower(block + "down", _rows(hidden), wide, wide)
     if spec.pooled:
         yield from _norm("vision.norm", hidden, bias=True)
         yield from _norm("vision.token_norm", hidden)
         yield from _tower("vision.projection", _rows(out_size), hidden, bias=False)
         return
-    yield from _merger("vision.merger.", hidden, spec.merge, out_size, hidden)
+    yield from _merger("vision.merger.", spec, out_size, hidden)
     for index in range(len(spec.deepstack)):
-        merged = hidden * spec.merge**2
-        yield from _merger(f"vision.deepstack.{index}.", hidden, spec.merge, out_size, merged)
+        yield from _merger(f"vision.deepstack.{index}.", spec, out_size, hidden * spec.merge**2)
 
 
-def _merger(
-    prefix: str, hidden: int, merge: int, out_size: int, normed: int
-) -> Iterator[ModelTensor]:
-    merged = hidden * merge**2
-    yield from _norm(prefix + "norm", normed, bias=True)
+def _merger(prefix: str, spec: VisionSpec, out_size: int, normed: int) -> Iterator[ModelTensor]:
+    merged = spec.hidden_size * spec.merge**2
+    yield from _norm(prefix + "norm", normed, bias=not spec.rms_norms)
     yield from _tower(prefix + "up", _rows(merged), merged)
     yield from _tower(prefix + "down", _rows(out_size), merged, merged)
 
 
-def _gated_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
+def _sandwiched_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
     """None of its layers has biases."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
     heads = Part(hidden, spec.num_heads)

@@ -7,22 +7,21 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from pagoda.arch.read import MAX_WIDTH, Reader
 from pagoda.base.errors import RequestError
-from pagoda.text.images.film import FrameChoice
+from pagoda.text.images.film import Film, FrameChoice
 from pagoda.text.images.qwen_vl import MAX_ASPECT, MAX_PIXELS
-from pagoda.text.images.video import VideoProcessor
+from pagoda.text.images.video import VideoProcessor, first_of, in_runs, resized
 from pagoda.text.media.base import Medium, Piece, Sizes, Values
 
 # Of video_preprocessor_config.json as Qwen3-VL is published.
 _SMALLEST = 1 << 12
 _LARGEST = 25_165_824
-_MAX_FRAMES = 1 << 16
+MAX_FRAMES = 1 << 16
 # With a budget of tokens, as many frames as leave each pair so many: the time in front of a pair
 # takes 10 more.
-_PAIR_TOKENS = 16
+PAIR_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -51,23 +50,15 @@ class QwenVideoProcessor(VideoProcessor):
         chosen: list[int] = np.linspace(0, num_frames - 1, count).round().astype(int).tolist()
         return chosen
 
-    def frames(self, frames: Iterator[Values], indices: Sequence[int], fps: float) -> Medium:
-        first = next(frames, None)
-        if first is None:
-            raise RequestError("A video has no frames that could be decoded.")
+    def frames(self, frames: Iterator[Values], indices: Sequence[int], film: Film) -> Medium:
+        first = first_of(frames)
         height, width = self._size(len(indices), *first.shape[1:3])
-        resized = [
-            np.asarray(Image.fromarray(frame[0]).resize((width, height), Image.Resampling.BICUBIC))
-            for frame in chain([first], frames)
-        ]
-        times = [index / fps for index in indices[: len(resized)]]
-        missing = -len(resized) % self.temporal_patch
-        # A video's last frame stands still.
-        resized += resized[-1:] * missing
-        times += times[-1:] * missing
+        seen = resized(chain([first], frames), height, width)
         grid = (1, height // self.unit, width // self.unit)
-        starts = range(0, len(resized), self.temporal_patch)
-        shown = [np.stack(resized[start : start + self.temporal_patch]) for start in starts]
+        shown = in_runs(seen, self.temporal_patch)
+        times = [index / film.fps for index in indices[: len(seen)]]
+        times += times[-1:] * (-len(seen) % self.temporal_patch)
+        starts = range(0, len(times), self.temporal_patch)
         seconds = [(times[start] + times[start + self.temporal_patch - 1]) / 2 for start in starts]
         # Between the marks that the template has written around the token, as transformers does
         # since 5.10 and vLLM with it; before, these were replaced as well.
@@ -77,7 +68,7 @@ class QwenVideoProcessor(VideoProcessor):
     def limited(self, sizes: Sizes) -> "QwenVideoProcessor":
         max_tokens = sizes["video"]
         most = max_tokens * self.unit**2 * self.temporal_patch
-        pairs = max(1, max_tokens // _PAIR_TOKENS)
+        pairs = max(1, max_tokens // PAIR_TOKENS)
         return replace(
             self,
             max_pixels=min(self.max_pixels, most),
@@ -125,8 +116,8 @@ def from_config(reader: Reader) -> QwenVideoProcessor:
         max_pixels=size.integer("longest_edge", MAX_PIXELS, _LARGEST),
         max_frame_pixels=MAX_PIXELS,
         fps=reader.number("fps", 2.0),
-        min_frames=reader.integer("min_frames", _MAX_FRAMES, 4),
-        max_frames=reader.integer("max_frames", _MAX_FRAMES, 768),
+        min_frames=reader.integer("min_frames", MAX_FRAMES, 4),
+        max_frames=reader.integer("max_frames", MAX_FRAMES, 768),
     )
 
 

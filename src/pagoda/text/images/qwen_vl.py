@@ -1,4 +1,4 @@
-"""Pictures for Qwen3-VL and Qwen3.5: any size, as long as it is whole tokens."""
+"""Pictures for Qwen2-VL to Qwen3.5: any size, as long as it is whole tokens."""
 
 import math
 from collections.abc import Mapping
@@ -91,41 +91,82 @@ def fitting_size(
     return rows * unit, columns * unit
 
 
+@dataclass(frozen=True)
+class _Published:
+    """What checkpoints and GGUFs may leave out."""
+
+    patch_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+_QWEN3 = _Published(16, 1 << 16, 1 << 24, (0.5,) * 3, (0.5,) * 3)
+# image_processing_qwen2_vl.py; mean and deviation are CLIP's.
+_QWEN2 = _Published(
+    14, 56 * 56, 1280 * 28 * 28, (0.48145466, 0.4578275, 0.40821073),
+    (0.26862954, 0.26130258, 0.27577711),
+)  # fmt: skip
+# A GGUF has no bounds: those of the published preprocessor_config.json.
+_QWEN2_GGUF = replace(_QWEN2, max_pixels=16384 * 28 * 28)
+
+
 def from_config(reader: Reader) -> QwenImageProcessor:
     """By preprocessor_config.json; what it leaves out is Qwen3-VL's."""
+    return _from_config(reader, _QWEN3)
+
+
+def qwen2_from_config(reader: Reader) -> QwenImageProcessor:
+    """By preprocessor_config.json; what it leaves out is Qwen2-VL's."""
+    return _from_config(reader, _QWEN2)
+
+
+def _from_config(reader: Reader, published: _Published) -> QwenImageProcessor:
     size = reader.section("size") or reader
-    smallest = size.integer("shortest_edge", MAX_PIXELS, 1 << 16)
-    largest = size.integer("longest_edge", MAX_PIXELS, 1 << 24)
+    smallest = size.integer("shortest_edge", MAX_PIXELS, published.min_pixels)
+    largest = size.integer("longest_edge", MAX_PIXELS, published.max_pixels)
     return QwenImageProcessor(
-        patch_size=reader.integer("patch_size", MAX_WIDTH, 16),
+        patch_size=reader.integer("patch_size", MAX_WIDTH, published.patch_size),
         temporal_patch=reader.integer("temporal_patch_size", MAX_WIDTH, 2),
         merge=reader.integer("merge_size", MAX_WIDTH, 2),
         min_pixels=reader.integer("min_pixels", MAX_PIXELS, smallest),
         max_pixels=reader.integer("max_pixels", MAX_PIXELS, largest),
-        mean=three_numbers(reader, "image_mean"),
-        std=three_numbers(reader, "image_std"),
+        mean=three_numbers(reader, "image_mean", published.mean),
+        std=three_numbers(reader, "image_std", published.std),
     )
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
     """By `clip.vision.*`; bounds that it leaves out are Qwen3-VL's."""
+    return _from_gguf(metadata, _QWEN3)
+
+
+def qwen2_from_gguf(metadata: Mapping[str, Any]) -> QwenImageProcessor:
+    """By `clip.vision.*`; bounds that it leaves out are Qwen2.5-VL's."""
+    return _from_gguf(metadata, _QWEN2_GGUF)
+
+
+def _from_gguf(metadata: Mapping[str, Any], published: _Published) -> QwenImageProcessor:
     reader = Reader(metadata, "GGUF metadata", "clip.vision.")
     return QwenImageProcessor(
         patch_size=reader.integer("patch_size", MAX_WIDTH),
         temporal_patch=2,
         merge=reader.integer("spatial_merge_size", MAX_WIDTH, 2),
-        min_pixels=reader.integer("image_min_pixels", MAX_PIXELS, 1 << 16),
-        max_pixels=reader.integer("image_max_pixels", MAX_PIXELS, 1 << 24),
-        mean=three_numbers(reader, "image_mean"),
-        std=three_numbers(reader, "image_std"),
+        min_pixels=reader.integer("image_min_pixels", MAX_PIXELS, published.min_pixels),
+        max_pixels=reader.integer("image_max_pixels", MAX_PIXELS, published.max_pixels),
+        mean=three_numbers(reader, "image_mean", published.mean),
+        std=three_numbers(reader, "image_std", published.std),
     )
 
 
-def three_numbers(reader: Reader, name: str) -> tuple[float, ...]:
-    """`image_mean` or `image_std`, a half of each color where the file leaves it out."""
+def three_numbers(
+    reader: Reader, name: str, published: tuple[float, ...] = (0.5, 0.5, 0.5)
+) -> tuple[float, ...]:
+    """`image_mean` or `image_std`, or `published` where the file leaves it out."""
     values = reader.raw(name)
     if values is None:
-        return (0.5, 0.5, 0.5)
+        return published
     numbers = isinstance(values, list) and all(isinstance(value, int | float) for value in values)
     if not numbers or len(values) != 3 or (name == "image_std" and min(values) <= 0):
         raise reader.error(name, f"must be three numbers, not {values!r}")

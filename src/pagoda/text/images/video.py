@@ -3,11 +3,12 @@ one: some frames, with their times."""
 
 import contextlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from pagoda.base.errors import RequestError
 from pagoda.text.images import film
@@ -70,24 +71,44 @@ class VideoProcessor(Processor):
     def process(self, opened: Film) -> Medium:
         if opened.choice is not None:
             indices = self.choose(opened.num_frames, opened.fps, opened.choice)
-            return self.frames(opened.frames(indices), indices, opened.fps)
+            return self.frames(opened.frames(indices), indices, opened)
         if opened.num_frames > self.max_frames:
             raise RequestError(
                 f"A video has {opened.num_frames} frames, and this model takes at most "
                 f"{self.max_frames}; send fewer, or a video file of which it chooses."
             )
         every = range(opened.num_frames)
-        return self.frames(opened.frames(every), every, opened.fps)
+        return self.frames(opened.frames(every), every, opened)
 
     @abstractmethod
     def choose(self, num_frames: int, fps: float, choice: FrameChoice) -> list[int]:
         """Which frames of a video are looked at, in order."""
 
     @abstractmethod
-    def frames(self, frames: Iterator[Values], indices: Sequence[int], fps: float) -> Medium:
+    def frames(self, frames: Iterator[Values], indices: Sequence[int], film: Film) -> Medium:
         """`frames` [1, height, width, 3] are at most those of `indices`, of one size; RequestError
-        where the model has no size for them."""
+        where the model has no size for them, or none for so long a film."""
 
     @abstractmethod
     def limited(self, sizes: Sizes) -> "VideoProcessor":
         """`video` of all frames, `image` of one."""
+
+
+def resized(frames: Iterable[Values], height: int, width: int) -> list[Values]:
+    """Frames [1, ...] in another size, each [height, width, 3]."""
+    size, kind = (width, height), Image.Resampling.BICUBIC
+    return [np.asarray(Image.fromarray(frame[0]).resize(size, kind)) for frame in frames]
+
+
+def in_runs(frames: list[Values], count: int) -> list[Values]:
+    """Runs [count, height, width, 3] of frames [height, width, 3]; the last frame stands still."""
+    frames = frames + frames[-1:] * (-len(frames) % count)
+    return [np.stack(frames[start : start + count]) for start in range(0, len(frames), count)]
+
+
+def first_of(frames: Iterator[Values]) -> Values:
+    """RequestError where there is none."""
+    first = next(frames, None)
+    if first is None:
+        raise RequestError("A video has no frames that could be decoded.")
+    return first

@@ -36,6 +36,9 @@ class Piece:
     text."""
     encoder: str = "image"
     """The kind whose encoder reads the values."""
+    seconds_on: float | None = None
+    """How much later it is than the piece right before it, whose film it goes on with; None: it is
+    a picture, or begins a film."""
 
     @cached_property
     def content_hash(self) -> str:

@@ -11,7 +11,7 @@ from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 log = get_logger(__name__)
 
 # Models of these architectures are looked after for a tower; others have none that is known here.
-_SEEING = frozenset(("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4"))
+_SEEING = frozenset(("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4"))
 _WIDTH = "clip.vision.projection_dim"
 
 
