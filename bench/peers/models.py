@@ -6,8 +6,10 @@ from pathlib import Path
 from bench.peers import environments
 from bench.peers.environments import Environment, run_logged
 from bench.peers.paths import CACHE, MODELS, ROOT, WORKERS
-from bench.peers.random_models import FORMATS, SHAPES, write_random_model
+from bench.peers.random_models import write_random_model
 from bench.peers.random_tower import QWEN3_VL_2B, TOWER_FORMATS, write_random_tower
+from bench.peers.shapes.formats import FORMATS
+from bench.peers.shapes.table import SHAPES
 from pagoda.config.engine import ModelConfig
 from pagoda.engine.served.text_side import fetch_model
 from pagoda.weights.files import open_model
@@ -16,7 +18,9 @@ from pagoda.weights.hub.models import pull
 GGUF_FILES = ("q4_1", "q8_0", "q4_0", "q4_k_m", "q6_k", "bf16")
 """The default model: as it comes, and as llama.cpp's quantizer makes it from that."""
 BIG_FILES = (
-    *(f"1.7b_{storage}" for storage in FORMATS), "8b_q4_k_m", "8b_q8_0", "30b-a3b_q4_k_m",
+    *(f"1.7b_{storage}" for storage in FORMATS),
+    "qwen3-4b_q4_0", "8b_q4_k_m", "8b_q8_0",
+    "30b-a3b_q4_k_m", "gpt-oss_mxfp4", "gemma4-26b-a4b_q4_0", "qwen3.6-35b-a3b_q4_k_m",
 )  # fmt: skip
 """Random weights in shapes that no cache holds."""
 VECTOR_FILES = ("minilm",)

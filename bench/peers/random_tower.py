@@ -8,9 +8,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from bench.peers.random_models import row_maker
-
-_Type = gguf.GGMLQuantizationType
+from bench.peers.random_rows import row_maker
+from bench.peers.shapes.formats import Type
 
 
 @dataclass(frozen=True)
@@ -67,22 +66,22 @@ def write_random_tower(path: Path, tower: Tower, storage: str) -> None:
     writer = gguf.GGUFWriter(path, "clip")
     _describe(writer, tower)
     rng = np.random.default_rng(0)
-    patches = _Type.F16 if storage == "f16" else _Type.F32
-    of_kind = {kind: row_maker(kind, rng) for kind in (_Type[storage.upper()], patches, _Type.F32)}
+    patches = Type.F16 if storage == "f16" else Type.F32
+    of_kind = {kind: row_maker(kind, rng) for kind in (Type[storage.upper()], patches, Type.F32)}
     for name, shape in tower.tensors():
         if name == "v.patch_embd":
             for end in (".weight", ".weight.1"):  # of the first frame, and of the second
                 rows = of_kind[patches](shape[0], int(np.prod(shape[1:])))
                 writer.add_tensor(name + end, rows.reshape(shape))
         elif name == "v.position_embd":
-            writer.add_tensor(name + ".weight", of_kind[_Type.F32](*shape))
+            writer.add_tensor(name + ".weight", of_kind[Type.F32](*shape))
             continue
         elif len(shape) == 1:
             writer.add_tensor(name + ".weight", np.ones(shape, np.float32))
         else:
-            kind = _Type[storage.upper()]
+            kind = Type[storage.upper()]
             writer.add_tensor(name + ".weight", of_kind[kind](*shape), raw_dtype=kind)
-        writer.add_tensor(name + ".bias", of_kind[_Type.F32](1, shape[0])[0])
+        writer.add_tensor(name + ".bias", of_kind[Type.F32](1, shape[0])[0])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -8,9 +8,11 @@ import pytest
 from gguf.quants import dequantize
 
 from bench.peers.models import streamed_bytes
-from bench.peers.random_models import FORMATS, Shape, write_random_model
+from bench.peers.random_models import write_random_model
+from bench.peers.shapes.formats import FORMATS
+from bench.peers.shapes.llama import Llama, Qwen3Moe
 
-TINY = Shape(layers=1, hidden=256, heads=4, kv_heads=2, mlp=512, vocabulary=1000)
+TINY = Llama(layers=1, hidden=256, heads=4, kv_heads=2, head_dim=64, mlp=512, vocabulary=1000)
 
 
 @pytest.mark.parametrize("storage", FORMATS)
@@ -41,7 +43,10 @@ def test_the_mixture_has_more_bits_where_the_quantizer_gives_more(tokenizer, tmp
 
 
 def test_a_mixture_has_its_experts_side_by_side(tokenizer, tmp_path):
-    shape = replace(TINY, head_dim=32, experts=6, used=2, mlp=256)
+    shape = Qwen3Moe(
+        layers=1, hidden=256, heads=4, kv_heads=2, head_dim=32, vocabulary=1000, experts=6, used=2,
+        expert_mlp=256,
+    )  # fmt: skip
     path = tmp_path / "a.gguf"
     write_random_model(path, shape, "q4_k_m", tokenizer)
     reader = gguf.GGUFReader(path)

@@ -8,8 +8,9 @@ from gguf.quants import dequantize
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from bench.peers.random_models import Shape, write_random_model
+from bench.peers.random_models import write_random_model
 from bench.peers.random_tower import TOWER_FORMATS, Tower, write_random_tower
+from bench.peers.shapes.llama import Qwen3Vl
 from pagoda.arch.registry import spec_for
 from pagoda.kernels import ops
 from pagoda.models.loader import build_model
@@ -17,7 +18,9 @@ from pagoda.runtime.media import finish
 from pagoda.text.media.select import processor_for
 from pagoda.weights.files import open_model
 
-TEXT = Shape(layers=2, hidden=64, heads=2, kv_heads=1, mlp=64, head_dim=32, deepstack=1)
+TEXT = Qwen3Vl(
+    layers=2, hidden=64, heads=2, kv_heads=1, mlp=64, head_dim=32, tied=True, deepstack=1
+)
 TOWER = Tower(layers=3, hidden=64, heads=2, mlp=96, positions=5, out=64, deepstack=(1,))
 NAMES = {
     "v.patch_embd": "patch_embed.proj", "v.position_embd": "pos_embed",
