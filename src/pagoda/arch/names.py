@@ -69,7 +69,7 @@ def gguf_rules(traits: Traits, tied: bool) -> tuple[WeightRule, ...]:
 def with_pairs_side_by_side(
     rules: tuple[WeightRule, ...], head_dim: int, rotary_dim: int
 ) -> tuple[WeightRule, ...]:
-    """Of a checkpoint whose rows of q and k have the two of a rotary pair next to each other."""
+    """The rules of a checkpoint whose rows of q and k have a rotary pair side by side."""
     turning = None if rotary_dim == head_dim else rotary_dim
     return tuple(
         replace(rule, unpermute=(head_dim, head_dim, 0), turning=turning)
@@ -80,8 +80,8 @@ def with_pairs_side_by_side(
 
 
 def with_sources(rules: Iterable[WeightRule], sources: Mapping[str, str]) -> tuple[WeightRule, ...]:
-    """Of a checkpoint that has other names for some of a layer's parameters: `mlp_norm.weight` to
-    `blk.{layer}.post_attention_norm.weight`."""
+    """The rules of a checkpoint that has other names for some of a layer's parameters:
+    `mlp_norm.weight` to `blk.{layer}.post_attention_norm.weight`."""
     named = {"layers.{layer}." + param: source for param, source in sources.items()}
     return tuple(
         replace(rule, sources=(named[rule.param],)) if rule.param in named else rule

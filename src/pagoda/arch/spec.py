@@ -262,7 +262,7 @@ class VisionSpec:
 
     @property
     def image_tokens(self) -> int | None:
-        """Of every image, where all have one size; None where they differ."""
+        """How many every image has, where all have one size; None where they differ."""
         return self.num_positions // self.merge**2 if self.pooled and not self.gated else None
 
     @property

@@ -114,7 +114,7 @@ class CausalLM(Model):
 
     layer_class: type[DecoderLayer]
     norm_class: type[RMSNorm] | type[CenteredNorm] = RMSNorm
-    """Of the final norm."""
+    """The class of the final norm."""
     draft_head_class: Callable[["CausalLM", DraftHeadSpec], DraftHead]
 
     def __init__(self, spec: ModelSpec, context: LayerContext):

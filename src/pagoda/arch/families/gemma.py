@@ -36,7 +36,7 @@ GGUF_NORMS = {
 }
 
 Windows = tuple[int | None, ...]
-"""Of each layer; None sees all."""
+"""A layer's each; None sees all."""
 
 
 def refuse_other_activations(reader: Reader, architecture: str) -> None:
@@ -142,9 +142,9 @@ def gguf_norms(rules: Iterable[WeightRule]) -> tuple[WeightRule, ...]:
 
 class Ropes(NamedTuple):
     wide: RopeSpec
-    """Of global layers."""
+    """That of global layers."""
     local: RopeSpec
-    """Of those with a window."""
+    """That of layers with a window."""
 
 
 def assembled(
@@ -185,7 +185,7 @@ def seeing(spec: ModelSpec, architecture: str, vision: VisionSpec, *, wide: bool
 
 
 def final_cap(reader: Reader) -> float | None:
-    """Of the logits of tokens."""
+    """The cap of the logits of tokens."""
     name = "final_logit_softcapping"
     return reader.number(name) if reader.has(name) else None
 

@@ -83,7 +83,7 @@ def _from_config(config: Mapping[str, Any], architecture: str, prefix: str) -> M
 
 
 def _config_ropes(reader: Reader, spec: ModelSpec) -> Ropes:
-    """Of transformers 5's sections, or of the fields that were before these."""
+    """By transformers 5's sections, or by the fields that were before these."""
     if reader.has("rope_parameters"):
         sections = reader.raw("rope_parameters")
         for kind in ("full_attention", "sliding_attention"):

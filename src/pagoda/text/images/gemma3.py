@@ -21,7 +21,7 @@ _SIDE, _TOKENS = 896, 256
 @dataclass(frozen=True)
 class Gemma3ImageProcessor(Processor):
     side: int
-    """Of a picture, in pixels."""
+    """A picture's, in pixels."""
     num_tokens: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
