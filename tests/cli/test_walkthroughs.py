@@ -133,7 +133,7 @@ def started(monkeypatch):
     """What `main` hands run_server."""
     seen = {}
 
-    def run_server(engine, server, more_models, wrap, advise, advice):
+    def run_server(engine, server, spawner, more_models, wrap, advise, advice):
         assert not more_models
         seen.update(engine=engine, server=server)
         return 7

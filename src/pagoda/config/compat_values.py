@@ -33,8 +33,8 @@ _TEMPLATE_DECIDES = (
     ),
 )
 _OTHER_PARSERS = (
-    "apertus", "cohere_command3", "cohere_command4", "deepseek_v32", "deepseek_v4", "deepseek_v41",
-    "dots", "ernie45", "functiongemma", "gigachat3", "granite-20b-fc", "granite_thinking_parser",
+    "apertus", "deepseek_v32", "deepseek_v4", "deepseek_v41", "dots", "functiongemma",
+    "gigachat3", "granite-20b-fc", "granite_thinking_parser",
     "hf", "holo2", "hunyuan_a13b", "hy_v3", "hy_v4", "inkling", "internlm", "jamba", "k2_horizon",
     "kimi_k2", "kimi_k3", "lfm2", "ling3", "llama4_pythonic", "longcat", "mimo", "minicpm5",
     "minicpmv", "minimax_m2_append_think", "minimax_m3", "muse_glimmer", "olmo3",
