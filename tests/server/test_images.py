@@ -219,7 +219,7 @@ def test_pictures_by_url_need_no_flag(serve: Serve, monkeypatch: pytest.MonkeyPa
         return httpx.Response(200, stream=httpx.ByteStream(png()))
 
     fetcher = partial(MediaFetcher, resolve=resolve, transport=httpx.MockTransport(answer))
-    monkeypatch.setattr("pagoda.server.media.MediaFetcher", fetcher)
+    monkeypatch.setattr("pagoda.server.fetch.MediaFetcher", fetcher)
     server = serve()
     address = "https://upload.example/boardwalk.jpg"
     see = [text("See"), part(address)]

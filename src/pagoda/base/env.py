@@ -80,6 +80,13 @@ VARIABLES = {
         ),
         Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
         Variable(
+            "OPENBLAS_THREAD_TIMEOUT",
+            str,
+            None,
+            "How long idle threads of numpy's matrix products spin: 2 to the power of this in "
+            "ticks of the CPU's clock; 4 in Pagoda.",
+        ),
+        Variable(
             "OPENCODE_CONFIG_CONTENT",
             str,
             None,

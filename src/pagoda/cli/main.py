@@ -85,6 +85,11 @@ def _run(words: list[str]) -> int:
 
 
 def _run_command(name: str, words: list[str]) -> int:
+    from pagoda.base import env
+
+    # For all processes of the command, before they import numpy. That starts a thread for each
+    # core, which would spin for 50 ms and take the cores from what else is imported.
+    env.set_default("OPENBLAS_THREAD_TIMEOUT", "4")
     module, args = parse_command(name, words)
     return int(module.run(args))
 

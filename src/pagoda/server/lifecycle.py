@@ -126,7 +126,6 @@ class Lifecycle:
             display.update(step)
 
         timeout = self._config.startup_timeout or None
-        self._work = start_workers(self._client.config.model)
         try:
             text = await both_sides(
                 self._load_text_side(timeout),
@@ -141,7 +140,8 @@ class Lifecycle:
         self._announce(served)
 
     async def _load_text_side(self, timeout: float | None) -> TextSide:
-        """In a thread that nothing waits for when it hangs, not even the end of the process."""
+        """In a thread that nothing waits for when it hangs, not even the end of the process; and
+        start the workers, which load it too."""
         loaded: Future[TextSide] = Future()
         # Whoever stops waiting cannot cancel it then, and what the thread finds has a place.
         loaded.set_running_or_notify_cancel()
@@ -155,7 +155,7 @@ class Lifecycle:
 
         threading.Thread(target=load, name="text-side", daemon=True).start()
         try:
-            return await asyncio.wait_for(asyncio.wrap_future(loaded), timeout)
+            text = await asyncio.wait_for(asyncio.wrap_future(loaded), timeout)
         except TimeoutError:
             for line in situation(_TEXT_PHASE, timeout or 0):
                 _log.warning("%s", line)
@@ -163,6 +163,9 @@ class Lifecycle:
                 f"Start-up was not finished after {format_seconds(timeout or 0)} "
                 f"(phase: {_TEXT_PHASE}); --startup-timeout ends it."
             ) from None
+        # One behind the other: of two cores, the engine needs one.
+        self._work = start_workers(self._client.config.model)
+        return text
 
     def _announce(self, served: ServedModel) -> None:
         more = len(self._fleet.entries) - 1

@@ -10,7 +10,6 @@ from pagoda.engine.aside.jobs import Decode, Rendered
 from pagoda.engine.media import media_key, place_media, write_media
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Prompt
-from pagoda.server.fetch import MediaFetcher
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.media.base import Medium, Options
 from pagoda.text.media.dataurl import is_data_url
@@ -90,6 +89,8 @@ class MediaLoader:
             if inline:
                 file = await asyncio.to_thread(url.encode)
             else:
+                from pagoda.server.fetch import MediaFetcher  # httpx, which most servers never need
+
                 domains = served.media.allowed_media_domains
                 file = await MediaFetcher(domains, inputs.loader.max_bytes).fetch(url)
             key = await asyncio.to_thread(media_key, file, options, ready.media)

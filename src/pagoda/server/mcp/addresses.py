@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pagoda.config.server import ServerConfig
 from pagoda.server.errors import ApiError
-from pagoda.server.fetch import Resolve, is_public, resolve
 from pagoda.server.http.listen import is_loopback_host
+from pagoda.server.public import Resolve, is_public, resolve
 
 RESOLVE_SECONDS = 10
 _MAX_URL = 2048
