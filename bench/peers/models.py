@@ -19,7 +19,7 @@ GGUF_FILES = ("q4_1", "q8_0", "q4_0", "q4_k_m", "q6_k", "bf16")
 """The default model: as it comes, and as llama.cpp's quantizer makes it from that."""
 BIG_FILES = (
     *(f"1.7b_{storage}" for storage in FORMATS),
-    "qwen3-4b_q4_0", "8b_q4_k_m", "8b_q8_0",
+    "qwen3-4b_q4_0", "8b_q4_k_m", "8b-half_q8_0",
     "30b-a3b_q4_k_m", "gpt-oss_mxfp4", "gemma4-26b-a4b_q4_0", "qwen3.6-35b-a3b_q4_k_m",
 )  # fmt: skip
 """Random weights in shapes that no cache holds."""

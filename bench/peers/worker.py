@@ -13,6 +13,8 @@ from bench.peers.paths import CACHE, ROOT, WORKERS
 
 # vLLM compiles for minutes when it starts; no single measurement takes as long.
 _PATIENCE = 900.0
+# How libraries of the llama.cpp family begin to say why they end, behind a path.
+_FAILED = "GGML_ASSERT("
 
 
 class Worker:
@@ -64,4 +66,7 @@ class Worker:
 
     def _last_words(self) -> str:
         lines = [line for line in self._log.read_text(errors="replace").splitlines() if line]
+        for line in lines:
+            if _FAILED in line:  # a backtrace follows
+                return line[line.index(_FAILED) :].strip()
         return lines[-1].strip() if lines else "it ended without a word"

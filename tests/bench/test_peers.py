@@ -86,6 +86,18 @@ def test_a_worker_that_cannot_start_says_why(tmp_path, monkeypatch):
         Worker(sys.executable, "pagoda_worker.py", [], {})
 
 
+def test_an_assertion_that_ends_a_worker_is_told_without_its_backtrace(tmp_path, monkeypatch):
+    script = (
+        "import sys; print('a/ggml.c:7: GGML_ASSERT(n < size) failed', file=sys.stderr); "
+        "sys.exit('[Inferior 1 detached]')"
+    )
+    (tmp_path / "failing.py").write_text(script)
+    monkeypatch.setattr("bench.peers.worker.CACHE", tmp_path)
+    monkeypatch.setattr("bench.peers.worker.WORKERS", tmp_path)
+    with pytest.raises(SetupError, match=r"^GGML_ASSERT\(n < size\) failed$"):
+        Worker(sys.executable, "failing.py", [], {})
+
+
 def test_an_installation_that_fails_says_so_with_its_last_line(tmp_path):
     command = [sys.executable, "-c", "print('first'); print('No space left'); exit(1)"]
     with pytest.raises(SetupError, match="^No space left$"):

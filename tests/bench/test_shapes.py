@@ -58,7 +58,7 @@ IMPLIED = {"vocab_size", "rope.dimension_count", "attention.recurrent_layers"}
 PUBLISHED = {
     "qwen3-4b_q4_0": (36, 398, 4.02, None),
     "8b_q4_k_m": (32, 291, 8.03, 4.58),
-    "8b_q8_0": (32, 291, 8.03, 7.95),
+    "8b-half_q8_0": (32, 291, 8.03, 7.95),
     "30b-a3b_q4_k_m": (48, 579, 30.53, 17.28),
     "gpt-oss_mxfp4": (24, 459, 20.91, 11.27),
     "gemma4-26b-a4b_q4_0": (30, 658, 25.23, None),
