@@ -8,10 +8,11 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 
 from bench.peers.random_rows import row_bytes, row_maker
 from bench.peers.shapes.decoder import Decoder, Tensor
-from bench.peers.shapes.formats import Type, type_of
+from bench.peers.shapes.formats import type_of
 
 
 def write_random_model(path: Path, shape: Decoder, storage: str, tokenizer: Path) -> None:

@@ -6,10 +6,9 @@ Blocks are random bytes, whose scales are set.
 from collections.abc import Callable
 
 import numpy as np
+from gguf import GGMLQuantizationType as Type
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
-
-from bench.peers.shapes.formats import Type
 
 _DEVIATION = 0.02
 # Rows that are made at a time: the tensors of an 8B model do not fit a small memory twice.

@@ -1,10 +1,9 @@
 """In which format a file keeps each of its tensors."""
 
-import gguf
+from gguf import GGMLQuantizationType as Type
 
 from bench.peers.shapes.decoder import Decoder, Tensor
 
-Type = gguf.GGMLQuantizationType
 FORMATS = (
     "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "q4_k_m", "iq4_xs", "q2_k", "iq2_xs", "mxfp4", "bf16",
 )  # fmt: skip
