@@ -19,7 +19,7 @@ COUNT = 24
 END_OF_TURN = 7
 FAMILIES = {
     "qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS, "gemma4": tiny.GEMMA4_MOE,
-    "llama4": tiny.LLAMA4,
+    "gemma4_e": tiny.GEMMA4_E, "llama4": tiny.LLAMA4,
 }  # fmt: skip
 
 

@@ -98,6 +98,14 @@ def test_activate_and_mul(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_activate_mul(dtype):
+    x, gate = _random(4, 10, dtype=dtype), _random(4, 10, dtype=dtype)
+    gates = gate.double().numpy()
+    expected = x.double().numpy() * gates / (1 + np.exp(-gates))
+    _close(ops.activate_mul(x, gate, "silu"), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_soft_cap(dtype):
     x = _random(5, 12, dtype=dtype) * 3
     _close(ops.soft_cap(x, 2.5), 2.5 * np.tanh(x.double().numpy() / 2.5), dtype)

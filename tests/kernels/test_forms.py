@@ -34,7 +34,9 @@ def test_forms_have_the_same_signatures(name: str) -> None:
 def test_shapes_that_a_kernel_does_not_take_are_computed_all_the_same() -> None:
     x = torch.randn(2, 3, 8)
     weight = torch.ones(8)
-    assert torch.equal(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    for apart in (x[None], x.transpose(0, 1)):
+        expected = reference.rms_norm(apart, weight, 1e-5)
+        assert torch.equal(ops.rms_norm(apart, weight, 1e-5), expected)
     assert torch.equal(ops.scale(x, 0.5), x * 0.5)
     assert torch.equal(ops.soft_cap(x, 3.0), reference.soft_cap(x, 3.0))
     for kind in ("relu", "silu"):
@@ -42,5 +44,7 @@ def test_shapes_that_a_kernel_does_not_take_are_computed_all_the_same() -> None:
     for kind in ("relu", "gelu"):
         found, expected = ops.activate_and_mul(x[0], kind), reference.activate_and_mul(x[0], kind)
         assert torch.equal(found, expected)
+        found = ops.activate_mul(x[0], x[1], kind)
+        assert torch.equal(found, reference.activate_mul(x[0], x[1], kind))
     values, ids = ops.top_tokens(x[0], 100)
     assert values.shape == ids.shape == (3, 8)

@@ -100,6 +100,29 @@ def test_activate_and_mul(ops, rows, size):
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [1, 7, 16, 256])
+def test_activate_mul(ops, rows, size):
+    """Of columns of wider rows: either may lie any stride apart."""
+    x, gate = torch.randn(rows, 3 * size)[:, size : 2 * size], torch.randn(rows, size + 2)[:, :size]
+    expected = F.gelu(gate.double(), approximate="tanh") * x
+    found = ops.activate_mul(x, gate, "gelu_tanh")
+    torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+    expected = F.silu(gate.double()) * x
+    torch.testing.assert_close(
+        ops.activate_mul(x, gate, "silu").double(), expected, rtol=2e-6, atol=1e-7
+    )
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("heads", "size"), [(1, 1), (3, 7), (5, 16), (35, 256)])
+def test_rms_norm_by_heads(ops, rows, heads, size):
+    x, weight = torch.randn(rows, heads, size), torch.randn(size)
+    found = ops.rms_norm(x, weight, 1e-5)
+    assert found.shape == x.shape
+    torch.testing.assert_close(found, norm.rms_norm(x, weight, 1e-5), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("size", [1, 16, 43])
 def test_soft_cap(ops, rows, size):
     x = torch.randn(rows, size) * 40
@@ -211,6 +234,28 @@ def test_rotary_store(ops, dtype, rows, heads, kv_heads, dim, rotary_dim, normed
     for got, expected in zip(caches[:2], caches[2:], strict=True):
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(wide[:, width:], beyond)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_of_queries_alone(ops, rows, normed):
+    """As that of a step that stores keys; rows may lie any stride apart."""
+    heads, dim, eps = 3, 22, 1e-3
+    wide = torch.randn(rows, heads * dim + 5)
+    q, beyond = wide[:, : heads * dim], wide[:, heads * dim :].clone()
+    positions, cos_sin = torch.randint(50, (rows,)), torch.randn(50, 16) if normed else None
+    norm_of_q = (torch.randn(dim), eps) if normed else None
+    scales = torch.randn(50) if normed else None
+    expected = q.unflatten(1, (heads, dim)).clone()
+    if normed:
+        expected = norm.rms_norm(expected, *norm_of_q)
+        expected, _ = rope.rotary(expected, expected, positions, cos_sin)
+        expected = expected * scales[positions, None, None]
+    reference = attention.rotate(q.clone(), positions, cos_sin, dim, norm_of_q, scales)
+    found = ops.rotate(q, positions, cos_sin, dim, norm_of_q, scales)
+    for got in (reference, found):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(wide[:, heads * dim :], beyond)
 
 
 @pytest.mark.parametrize("shared", [False, True])

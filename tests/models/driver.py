@@ -48,6 +48,9 @@ class Driver:
             else _state_cache(mixer, num_slots, size)
             for mixer in mixers
         ]
+        for index, mixer in enumerate(mixers):
+            if isinstance(mixer, AttentionSpec) and mixer.borrows:
+                self.caches[index] = self.caches[index - mixer.borrows]
         self.tables: dict[str, list[int]] = {}
         self.slots: dict[str, int] = {}
         self.kept: set[int] = set()

@@ -16,7 +16,8 @@ from tests.models import tiny
 
 CHANGES = {
     "gemma2": tiny.GEMMA2, "gemma3": tiny.GEMMA3, "gemma3_vision": tiny.GEMMA3,
-    "gemma4": tiny.GEMMA4_MOE, "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
+    "gemma3n": tiny.GEMMA3N, "gemma4": tiny.GEMMA4_MOE, "gemma4_e": tiny.GEMMA4_E,
+    "gemma4_vision": tiny.GEMMA4, "gpt_oss": tiny.GPT_OSS,
     "llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3, "mixtral": tiny.MIXTRAL,
     "qwen3_5": tiny.QWEN3_5, "qwen3_5_moe": tiny.QWEN3_5_MOE, "qwen3_moe": tiny.QWEN3_MOE,
     "qwen3_next": tiny.QWEN3_5_MOE, "olmo3": tiny.OLMO3, "cohere2": tiny.COHERE2,
@@ -64,6 +65,7 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "qwen3_5",
         "gemma3",
         "gemma4",
+        "gemma4_e",
         "qwen3_5_moe",
         "llama4",
         "olmo3",

@@ -30,6 +30,7 @@ FAMILIES = {
     "gemma3": tiny.GEMMA3,
     "gemma3_vision": tiny.GEMMA3,
     "gemma4": tiny.GEMMA4_MOE,
+    "gemma4_e": tiny.GEMMA4_E,
     "gemma4_vision": tiny.GEMMA4,
     "glm4": {"head_dim": 16},
     "glm4_moe": tiny.GLM4_MOE,

@@ -18,6 +18,8 @@ from transformers import (
     Gemma3Config,
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4Config,
     Gemma4ForCausalLM,
@@ -123,7 +125,9 @@ FAMILIES = {
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gemma3_vision": (_gemma3, Gemma3ForConditionalGeneration),
+    "gemma3n": (Gemma3nTextConfig, Gemma3nForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gemma4_e": (Gemma4TextConfig, Gemma4ForCausalLM),
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
@@ -164,11 +168,25 @@ GEMMA3 = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
     },
 }  # fmt: skip
+GEMMA3N = {
+    "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 13, "final_logit_softcapping": 4.0,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 211,
+    "num_kv_shared_layers": 3, "intermediate_size": [96, 96, 64, 128, 96, 96],
+    "activation_sparsity_pattern": [0.8, 0.95, 0.0, 0.0, 0.5, 0.0], "laurel_rank": 64,
+    "tie_word_embeddings": True, "pad_token_id": 0,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 GEMMA4 = {
     "num_hidden_layers": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 1,
     "attention_k_eq_v": True, "sliding_window": 13, "final_logit_softcapping": 4.0,
     "hidden_size_per_layer_input": 0, "tie_word_embeddings": True, "pad_token_id": 0,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+GEMMA4_E = {
+    **GEMMA4, "num_hidden_layers": 6, "attention_k_eq_v": False, "num_global_key_value_heads": None,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 211,
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
 GEMMA4_MOE = {
     **GEMMA4, "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,

@@ -63,6 +63,22 @@ _TENSORS = {
     "post_feedforward_layernorm_1": "post_ffw_norm_1",
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     "post_feedforward_layernorm_2": "post_ffw_norm_2",
+    "model.embed_tokens_per_layer": "per_layer_token_embd",
+    "model.per_layer_model_projection": "per_layer_model_proj",
+    "model.per_layer_projection_norm": "per_layer_proj_norm",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
+    "model.altup_projections": "altup_proj",
+    "model.altup_unembed_projections": "altup_unembd_proj",
+    "altup.modality_router": "altup_router",
+    "altup.router_norm": "altup_router_norm",
+    "altup.prediction_coefs": "altup_predict_coef",
+    "altup.correction_coefs": "altup_correct_coef",
+    "altup.correct_output_scale": "altup_correct_scale",
+    "laurel.linear_left": "laurel_l",
+    "laurel.linear_right": "laurel_r",
+    "laurel.post_laurel_norm": "laurel_post_norm",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
              "granitemoe", "granitemoeshared")  # fmt: skip
@@ -70,14 +86,15 @@ _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_
         "granitemoe", "granitemoeshared", "minimax_m2")  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
-    ("gpt-oss", "gemma2", "gemma3", "gemma4", "olmo2", "seed_oss", "glm4moe"),
+    ("gpt-oss", "gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "seed_oss", "glm4moe"),
     {"post_attention_layernorm": "post_attention_norm"},
 )
 # Norms that add 1 to their weights, which the converter does beforehand.
 _DIFFER_FROM_1 = ("gemma2", "gemma3_text")
 _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
-    "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma4_text": "gemma4",
+    "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma3n_text": "gemma3n",
+    "gemma4_text": "gemma4",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2", "olmo3": "olmo2", "glm4_moe": "glm4moe",
 }  # fmt: skip
@@ -111,7 +128,11 @@ def write(
             values = _permute(values, heads)
         one = config.model_type in _DIFFER_FROM_1 and name.endswith("norm.weight")
         values = values + 1 if one else values
-        plain = values.ndim == 1 or name.endswith("bias") or "ffn_gate_inp" in stored_name
+        plain = (
+            values.ndim == 1
+            or name.endswith("bias")
+            or any(part in stored_name for part in ("ffn_gate_inp", "altup", "laurel"))
+        )
         storage = Storage.F32 if plain else storage_of(stored_name)
         raw = gguf.quantize(np.ascontiguousarray(values), storage)
         if stacked or "_exps." not in stored_name:
@@ -133,10 +154,15 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Names as checkpoints have them, and views of the model's own tensors."""
     for name, weight in state.items():
         stem, _, kind = name.rpartition(".")
-        if kind in ("sinks", "layer_scalar"):
+        if kind in ("sinks", "layer_scalar", "correct_output_scale"):
             yield f"{name}.weight", weight
         elif kind == "e_score_correction_bias":
             yield f"{stem}.e_score_correction.bias", weight.squeeze()
+        elif "altup_projections." in name or "altup_unembed_projections." in name:
+            stack, _, index = stem.rpartition(".")
+            if index == "0":
+                rest = [x for other, x in state.items() if other.startswith(stack + ".")]
+                yield stack + ".weight", torch.stack(rest)
         elif stem.endswith("shared_mlp.input_linear"):
             gate, up = weight.chunk(2)
             yield stem.replace("input_linear", "gate") + ".weight", gate
@@ -169,9 +195,11 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     llama4 = config.model_type == "llama4_text"
-    writer.add_feed_forward_length(
-        config.intermediate_size_mlp if llama4 else config.intermediate_size
-    )
+    width = config.intermediate_size_mlp if llama4 else config.intermediate_size
+    if getattr(config, "use_double_wide_mlp", False):
+        own = config.num_hidden_layers - config.num_kv_shared_layers
+        width = [width] * own + [2 * width] * config.num_kv_shared_layers
+    writer.add_feed_forward_length(width)
     if config.model_type == "gemma4_text":
         _write_gemma4(writer, config)
         return
@@ -219,6 +247,8 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_sliding_window(config.sliding_window)
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    if config.model_type == "gemma3n_text":
+        _write_gemma3n(writer, config)
     if config.model_type == "gemma3_text":
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
@@ -260,6 +290,19 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
 
 
+def _write_gemma3n(writer: gguf.GGUFWriter, config) -> None:
+    normal = torch.distributions.normal.Normal(0, 1)
+    shares = torch.tensor(config.activation_sparsity_pattern, dtype=torch.float32)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_altup_active_idx(config.altup_active_idx)
+    writer.add_altup_num_inputs(config.altup_num_inputs)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_activation_sparsity_scale(normal.icdf(shares).tolist())
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+
+
 def _write_gemma4(writer: gguf.GGUFWriter, config) -> None:
     """Where layers differ, what transformers says of each."""
     sliding = [kind == "sliding_attention" for kind in config.layer_types]
@@ -271,8 +314,8 @@ def _write_gemma4(writer: gguf.GGUFWriter, config) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_sliding_window(config.sliding_window)
     writer.add_sliding_window_pattern(sliding)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
     if config.final_logit_softcapping:
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
     (wide,) = {layer.head_dim for layer, local in zip(layers, sliding, strict=True) if not local}

@@ -40,10 +40,10 @@ def spec_from_config(
             f"config.json asks for the activation {activation!r}; {architecture} has silu here."
         )
     _check_groups(reader, "num_key_value_heads", heads, kv_heads)
-    width = reader.integer("intermediate_size", MAX_WIDTH)
+    widths = reader.integers("intermediate_size", num_layers, MAX_WIDTH)
     ropes = _ropes(rope, num_layers, unrotated)
     layers = tuple(
-        _layer(heads, kv_heads, head_dim, ropes[i], width, traits, window)
+        _layer(heads, kv_heads, head_dim, ropes[i], widths[i], traits, window)
         for i, window in enumerate(windows or (None,) * num_layers)
     )
     tied = reader.flag("tie_word_embeddings", False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.base.errors import ConfigError
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -95,6 +96,9 @@ class AttentionSpec:
     """The tokens of one image see each other."""
     logit_cap: float | None = None
     """c, if a key's logit becomes c * tanh(logit / c)."""
+    borrows: int = 0
+    """How many layers before this one the one lies whose keys and values it attends to; 0: it has
+    its own."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,9 @@ class MlpSpec:
     bias: bool = False
     gated: bool = True
     """down(act(gate(x)) * up(x)); else down(act(up(x)))."""
+    cut: float | None = None
+    """If `gated`: of gate's features those remain that lie so many standard deviations above their
+    mean, as what they have more than that; the others become 0."""
 
 
 @dataclass(frozen=True)
@@ -405,6 +412,10 @@ class ModelSpec:
     """What logits are multiplied with."""
     logit_cap: float | None = None
     """c, if logits become c * tanh(logit / c)."""
+    layer_inputs: LayerInputSpec | None = None
+    """None where layers read hidden states alone."""
+    altup: AltUpSpec | None = None
+    """None where a token has one hidden state."""
     encoder: EncoderSpec | None = None
     """None for a decoder."""
     writes_text: bool = True

@@ -85,6 +85,7 @@ def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Te
 
 encoder_attention = _by_first(Ops.encoder_attention)
 activate_and_mul = _by_first(Ops.activate_and_mul)
+activate_mul = _by_first(Ops.activate_mul)
 sigmoid_mul = _by_first(Ops.sigmoid_mul)
 add_gated = _by_first(Ops.add_gated)
 keep_sum = _by_first(Ops.keep_sum)
@@ -98,6 +99,10 @@ gated_rms_norm = _by_first(Ops.gated_rms_norm)
 activate = _by_first(Ops.activate)
 scale = _by_first(Ops.scale)
 soft_cap = _by_first(Ops.soft_cap)
+mix_streams = _by_first(Ops.mix_streams)
+scale_columns = _by_first(Ops.scale_columns)
+match_rms = _by_first(Ops.match_rms)
+cut_columns = _by_first(Ops.cut_columns)
 route = _by_first(Ops.route)
 Routed = experts.Routed
 Beside = experts.Beside

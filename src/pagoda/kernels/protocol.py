@@ -4,6 +4,7 @@ Activations are fp32 on a CPU and of the model's dtype on a GPU. Forms may be fa
 ones; what they do not take, they leave to the reference.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -88,6 +89,10 @@ class Ops(Protocol):
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
         """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""
 
+    def activate_mul(self, x: Tensor, gate: Tensor, kind: str) -> Tensor:
+        """x * activation(gate), both [tokens, size], rows any stride apart; `kind` as in
+        `activate`."""
+
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), both [tokens, size]; rows of the gate may lie any stride apart."""
 
@@ -139,6 +144,25 @@ class Ops(Protocol):
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
         """cap * tanh(x / cap) of x [..., size], in x's dtype."""
+
+    def mix_streams(
+        self, weights: Tensor, streams: Sequence[Tensor], added: Sequence[Tensor], plus: float = 0.0
+    ) -> list[Tensor]:
+        """For each i: streams[i] + the sum over j of (weights[:, i, j] + plus) * added[j].
+
+        weights [tokens, streams * added]; streams and what is added [tokens, size] each, all of one
+        dtype.
+        """
+
+    def scale_columns(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [tokens, size] * fp32 weight [size], in x's dtype."""
+
+    def match_rms(self, x: Tensor, like: Tensor, least: float) -> Tensor:
+        """x [tokens, size] * rms(like) / sqrt(max(mean square of x, `least`)) for each token."""
+
+    def cut_columns(self, x: Tensor, cut: float) -> None:
+        """x [tokens, size], rows any stride apart, becomes max(0, x - (mean + cut * standard
+        deviation)) of each token's columns."""
 
     def route(
         self,

@@ -1,5 +1,6 @@
 """Self-attention: over the paged KV cache, and of encoders, which have none."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         )
         q = Shard.of_heads(spec.num_heads, (heads,), size)
         kv = Shard.of_heads(spec.num_kv_heads, (kv_heads,), size)
-        shards = (q, kv) if spec.values_are_keys else (q, kv, kv)
+        shards = (q,) if spec.borrows else (q, kv) if spec.values_are_keys else (q, kv, kv)
         if spec.output_gate:
             shards = (*shards, q)
         self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
@@ -81,7 +82,8 @@ class Attention(nn.Module):
             self.k_norm = _projection_norm(context, spec.num_kv_heads, kv_heads, size, eps)
         elif spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
-            self.k_norm = RMSNorm(context, size, eps)
+            if not spec.borrows:
+                self.k_norm = RMSNorm(context, size, eps)
         self._parallel = context.parallel
         self._ones = torch.ones(size, dtype=torch.float32, device=context.device)
         self.sinks = Sinks(context, spec.num_heads, heads) if spec.sinks else None
@@ -101,7 +103,8 @@ class Attention(nn.Module):
         return HeadNorms(q_norm, k_norm, self._eps, self.spec.value_norm)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """[tokens, input size] -> [tokens, hidden]; stores the tokens' K and V on the way."""
+        """[tokens, input size] -> [tokens, hidden]; stores the tokens' K and V on the way, if it
+        does not borrow these."""
         spec = self.spec
         where, plan = batch.attended(self.backend, self.kind, self.layer)
         k_cache, v_cache = batch.kv_caches[self.layer]
@@ -112,21 +115,7 @@ class Attention(nn.Module):
         if spec.qk_norm_whole:
             self._normalize_whole(qkv)
         kv_scales = self.kv_scales if v_cache.dtype in FP8 else None
-        positions, cos_sin = batch.positions, None
-        if self.rotary is not None:
-            positions, cos_sin = self.rotary.at(batch)
-        q = self.backend.store(
-            qkv,
-            positions,
-            cos_sin,
-            k_cache,
-            v_cache,
-            where.slot_mapping,
-            norms=self.norms,
-            q_scales=None if self._scales is None else self._scales.upto(batch.max_kv_len),
-            values_are_keys=spec.values_are_keys,
-            kv_scales=kv_scales,
-        )
+        q = self._stored(qkv, batch, where.slot_mapping, kv_scales)
         attended = self.backend.attend(
             q,
             k_cache,
@@ -145,6 +134,37 @@ class Attention(nn.Module):
         output: torch.Tensor = self.output(attended)
         return output
 
+    def _stored(
+        self,
+        qkv: torch.Tensor,
+        batch: ForwardBatch,
+        slot_mapping: torch.Tensor,
+        kv_scales: KVScales | None,
+    ) -> torch.Tensor:
+        """q [tokens, heads, dim], normalized and rotated; K and V are in the cache, if it does not
+        borrow these."""
+        spec = self.spec
+        positions, cos_sin = batch.positions, None
+        if self.rotary is not None:
+            positions, cos_sin = self.rotary.at(batch)
+        scales = None if self._scales is None else self._scales.upto(batch.max_kv_len)
+        if spec.borrows:
+            norm = (self.q_norm.weight, self._eps) if spec.qk_norm else None
+            return self.backend.rotate(qkv, positions, cos_sin, spec.head_dim, norm, scales)
+        k_cache, v_cache = batch.kv_caches[self.layer]
+        return self.backend.store(
+            qkv,
+            positions,
+            cos_sin,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            norms=self.norms,
+            q_scales=scales,
+            values_are_keys=spec.values_are_keys,
+            kv_scales=kv_scales,
+        )
+
     def _normalize_whole(self, qkv: torch.Tensor) -> None:
         """All of q and all of k, in place, over all ranks that have heads of them."""
         q, k, _ = qkv.split(self.qkv.sizes, dim=-1)
@@ -159,6 +179,12 @@ class Attention(nn.Module):
         means = self._parallel.summed(torch.stack(squares))
         q_norm.normalize_part(q, means[0])
         k_norm.normalize_part(k, means[1])
+
+
+def borrow_scales(layers: Sequence[Attention]) -> None:
+    """Layers that borrow K and V read these by the scales that they were stored with."""
+    for index, layer in enumerate(layers):
+        layer.kv_scales = layers[index - layer.spec.borrows].kv_scales
 
 
 def _projection_norm(

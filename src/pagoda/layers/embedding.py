@@ -1,5 +1,7 @@
 """The token table: embeddings of ids, and logits of hidden states."""
 
+from dataclasses import replace
+
 import torch
 
 from pagoda.layers.context import LayerContext
@@ -14,12 +16,17 @@ class VocabTable(WeightedLayer):
     params = ("weight",)
     format: LinearFormat
 
-    def __init__(self, context: LayerContext, vocab_size: int, hidden_size: int):
+    def __init__(
+        self, context: LayerContext, vocab_size: int, hidden_size: int, num_ids: int | None = None
+    ):
+        """`num_ids`: how many tokens there are, where that is more; those behind the table have its
+        first row."""
         super().__init__()
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self._context = context
         self._part = context.parallel.share_rows(vocab_size)
+        self._missing = max(0, (num_ids or vocab_size) - vocab_size)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         shape = (self.vocab_size, self.hidden_size)
@@ -29,10 +36,25 @@ class VocabTable(WeightedLayer):
         size = self._part.stop - self._part.start
         context = self._context
         self.format = linear_format(storages, context.device, packed=context.packed)
-        self.format.create((size,), storages, self.hidden_size, context.dtype, context.device)
+        # Rows that are there twice cost a replayed step less than a look at each id.
+        sizes = (size, self._missing) if self._repeats else (size,)
+        self.format.create(
+            sizes, storages * len(sizes), self.hidden_size, context.dtype, context.device
+        )
+
+    @property
+    def _repeats(self) -> bool:
+        return self._missing > 0 and self._context.parallel.size == 1
 
     def _load(self, source: ShardSource) -> None:
         self.format.load(0, source)
+        if self._repeats:
+            first = replace(
+                source,
+                out_features=self._missing,
+                read=lambda: source.read()[:1].repeat(self._missing, 1),
+            )
+            self.format.load(1, first)
 
     def finalize(self) -> None:
         self.format.finalize()
@@ -41,6 +63,8 @@ class VocabTable(WeightedLayer):
         """int64 [tokens] -> [tokens, hidden_size]."""
         if self._context.parallel.size == 1:
             return self.format.rows(token_ids)
+        if self._missing:
+            token_ids = torch.where(token_ids < self.vocab_size, token_ids, 0)
         local = token_ids - self._part.start
         mine = (local >= 0) & (token_ids < self._part.stop)
         rows = self.format.rows(torch.where(mine, local, 0))

@@ -141,6 +141,15 @@ class ColumnLinear(Linear):
         return self.resident.apply(x, self.bias)
 
 
+class ExactLinear(ColumnLinear):
+    """A layer that every rank holds whole; on a CPU whose weights are packed in fp32 throughout, so
+    that rounding chooses nothing else."""
+
+    def create(self, storages: tuple[str, ...]) -> None:
+        native = self._context.packed and self._context.device == "cpu"
+        super().create(("F32",) * len(storages) if native else storages)
+
+
 def replicated(
     context: LayerContext, in_features: int, out_features: int, bias: bool = False
 ) -> ColumnLinear:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from pagoda.arch.spec import MlpSpec
+from pagoda.base.errors import ConfigError
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
@@ -17,6 +18,12 @@ class GatedMlp(nn.Module):
         size = spec.intermediate_size
         shard = Shard(size, (context.parallel.share(size, "intermediate features"),))
         self.activation = spec.activation
+        self.cut = spec.cut
+        if spec.cut is not None and context.parallel.size > 1:
+            raise ConfigError(
+                "Feed-forward layers that keep their largest features alone (Gemma 3n) cannot be "
+                "split over devices; leave --tensor-parallel-size at 1."
+            )
         self.gate_up = ColumnLinear(context, hidden_size, (shard, shard), spec.bias)
         self.down = RowLinear(context, size, hidden_size, spec.bias)
 
@@ -30,7 +37,10 @@ class GatedMlp(nn.Module):
         return self.down.partial(self._inner(x))
 
     def _inner(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.activate_and_mul(self.gate_up(x), self.activation)
+        gate_up = self.gate_up(x)
+        if self.cut is not None:
+            ops.cut_columns(gate_up[:, : self.gate_up.sizes[0]], self.cut)
+        return ops.activate_and_mul(gate_up, self.activation)
 
 
 class Mlp(nn.Module):

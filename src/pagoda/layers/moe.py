@@ -10,7 +10,7 @@ from torch import nn
 from pagoda.arch.spec import LayerSpec, MlpSpec, MoeSpec
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
-from pagoda.layers.linear import ColumnLinear, Shard
+from pagoda.layers.linear import ExactLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.norm import Vector
@@ -25,19 +25,14 @@ _MET_BY_FEW = 2
 Result = TypeVar("Result")
 
 
-class Router(ColumnLinear):
-    """Logits of all experts and, if that has one, of the shared expert's gate, on every rank; on a
-    CPU whose weights are packed in fp32 throughout, so that rounding chooses no other expert."""
+class Router(ExactLinear):
+    """Logits of all experts and, if that has one, of the shared expert's gate, on every rank."""
 
     def __init__(self, context: LayerContext, spec: MoeSpec, hidden_size: int):
         gated = spec.shared is not None and spec.shared.gated
         rows = (spec.num_experts, 1) if gated else (spec.num_experts,)
         shards = tuple(Shard.whole(count) for count in rows)
         super().__init__(context, hidden_size, shards, spec.bias)
-
-    def create(self, storages: tuple[str, ...]) -> None:
-        native = self._context.packed and self._context.device == "cpu"
-        super().create(("F32",) * len(storages) if native else storages)
 
 
 class ExpertMatrices(WeightedLayer):

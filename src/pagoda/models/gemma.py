@@ -1,14 +1,15 @@
 """Gemma 2, 3 and 4, with a vision transformer or without: what attention and feed-forward part give
-is normalized before it is added."""
+is normalized before it is added. Layers of small ones read an input of their own at last."""
 
 from typing import cast
 
 import torch
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
-from pagoda.layers.attention import Attention
+from pagoda.layers.attention import Attention, borrow_scales
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
+from pagoda.layers.layer_inputs import LayerInput, LayerInputs
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
@@ -30,8 +31,9 @@ class Scalar(Vector):
 
 
 class GemmaLayer(DecoderLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), which a `scaled` one multiplies by
-    a number. Experts stand beside the mlp: each result is normalized before they are added."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), then x + norm(input(x)) where a
+    layer has an input; a `scaled` one multiplies the sum by a number. Experts stand beside the mlp:
+    each result is normalized before they are added."""
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
@@ -44,6 +46,10 @@ class GemmaLayer(DecoderLayer):
         self.mlp = GatedMlp(context, layer.mlp, hidden)
         self.result_norm = RMSNorm(context, hidden, eps)
         self.scale = Scalar(context) if layer.scaled else None
+        self.has_input = spec.layer_inputs is not None
+        if spec.layer_inputs is not None:
+            self.input = LayerInput(context, spec.layer_inputs, hidden, layer.mlp.activation)
+            self.input_result_norm = RMSNorm(context, hidden, eps)
         self.has_experts = layer.experts is not None
         if layer.experts is not None:
             self.mlp_result_norm = RMSNorm(context, hidden, eps)
@@ -53,31 +59,42 @@ class GemmaLayer(DecoderLayer):
             self.experts_result_norm = RMSNorm(context, hidden, eps)
 
     def forward(
-        self, hidden_states: torch.Tensor, residual: torch.Tensor | None, batch: ForwardBatch
+        self,
+        hidden_states: torch.Tensor,
+        residual: torch.Tensor | None,
+        batch: ForwardBatch,
+        given: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The mixture's part, from normalized hidden states and the sum that they are the norm of;
-        `join` adds what it returns."""
+        """The last part of the layer, from normalized hidden states, the sum that they are the norm
+        of, and what is `given` to it (`LayerInputs`); `join` adds what it returns."""
         assert residual is not None
         attended = self.attention(hidden_states, batch)
         hidden_states, residual = self.mlp_norm.add_normed(
             attended, residual, self.attention_result_norm
         )
-        dense = self.mlp(hidden_states)
-        if not self.has_experts:
-            return dense, residual
-        # The sum in the dtype of activations, which is what norms give.
-        before = residual.to(hidden_states.dtype)
+        result = self.mlp(hidden_states)
+        if self.has_experts:
+            result = self._with_experts(result, residual.to(hidden_states.dtype))
+        if given is None:
+            return result, residual
+        residual = self.result_norm.plus(result, residual)
+        return self.input(residual.to(hidden_states.dtype), given), residual
+
+    def _with_experts(self, dense: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """What mlp and experts give together; `before` is the sum that they read, in the dtype of
+        activations, which is what norms give."""
         mixed = self.experts(self.experts_norm(before), self.router_norm(before))
         mixed = self.experts_result_norm(mixed)
         # Of the norm that comes with a sum there is no use here.
-        return self.result_norm.add_normed(dense, mixed, self.mlp_result_norm)[1], residual
+        return self.result_norm.add_normed(dense, mixed, self.mlp_result_norm)[1]
 
     def join(
         self, result: torch.Tensor, residual: torch.Tensor, following: RMSNorm
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(What comes after the layer, by the norm that follows it; the sum behind the layer)."""
         scale = 1.0 if self.scale is None else self.scale.value
-        return following.add_normed(result, residual, self.result_norm, scale)
+        last = self.input_result_norm if self.has_input else self.result_norm
+        return following.add_normed(result, residual, last, scale)
 
 
 class Gemma(CausalLM):
@@ -85,6 +102,10 @@ class Gemma(CausalLM):
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
+        borrow_scales([cast(GemmaLayer, layer).attention for layer in self.layers])
+        self.has_inputs = spec.layer_inputs is not None
+        if spec.layer_inputs is not None:
+            self.layer_inputs = LayerInputs(context, spec)
         if spec.vision is not None and context.parallel.sees:
             tower = PooledVisionTower if spec.vision.gated else SiglipTower
             self.vision = tower(context.whole, spec.vision, spec.hidden_size)
@@ -97,11 +118,13 @@ class Gemma(CausalLM):
         """Normalized hidden states [tokens, hidden_size] of the last layer."""
         hidden_states = self.embedded(batch)
         layers = [cast(GemmaLayer, layer) for layer in self.layers]
+        inputs = self.layer_inputs(hidden_states, batch) if self.has_inputs else None
         residual = hidden_states.float()
         hidden_states = layers[0].attention_norm(hidden_states)
         assert isinstance(self.norm, RMSNorm)
         norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
-        for layer, norm in zip(layers, norms, strict=True):
-            result, residual = layer(hidden_states, residual, batch)
+        for index, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
+            given = None if inputs is None else self.layer_inputs.of_layer(inputs, index)
+            result, residual = layer(hidden_states, residual, batch, given)
             hidden_states, residual = layer.join(result, residual, norm)
         return hidden_states

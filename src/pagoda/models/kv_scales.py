@@ -19,7 +19,7 @@ def load_kv_scales(model: Model, checkpoint: Checkpoint) -> str:
     for rule in model.spec.expanded_weights():
         path, _, part = rule.param.rpartition(".qkv.")
         attention = model.get_submodule(path) if part == "weight" else None
-        if not isinstance(attention, Attention):
+        if not isinstance(attention, Attention) or attention.spec.borrows:
             continue
         layers += 1
         prefix = rule.sources[0].rsplit(".", 2)[0]

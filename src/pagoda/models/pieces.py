@@ -83,12 +83,16 @@ class Piece:
             first = self.expert * self._height
             rows = rows or slice(0, self._height)
             return slice(first + rows.start, first + rows.stop)
-        inner = prod(info.shape[1:-1])
+        inner = self._inner(info)
         return None if rows is None else slice(rows.start * inner, rows.stop * inner)
+
+    def _inner(self, info: TensorInfo) -> int:
+        """Rows of the folded tensor that make one of the matrix's."""
+        return prod(info.shape[:-1]) // self._height
 
     def _flat(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
         """A row for each of the matrix's."""
-        inner = 1 if self.expert is not None else prod(info.shape[1:-1])
+        inner = 1 if self.expert is not None else self._inner(info)
         return raw if inner == 1 else raw.reshape(len(raw) // inner, -1)
 
 

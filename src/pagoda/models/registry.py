@@ -43,6 +43,7 @@ MODELS = Registry(
         "Gemma2ForCausalLM": "pagoda.models.gemma:Gemma",
         "Gemma3ForCausalLM": "pagoda.models.gemma:Gemma",
         "Gemma3ForConditionalGeneration": "pagoda.models.gemma:Gemma",
+        "Gemma3nForCausalLM": "pagoda.models.gemma3n:Gemma3n",
         "Gemma4ForCausalLM": "pagoda.models.gemma:Gemma",
         "Gemma4ForConditionalGeneration": "pagoda.models.gemma:Gemma",
         "BertModel": "pagoda.models.bert:Bert",

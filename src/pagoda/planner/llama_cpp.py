@@ -67,7 +67,7 @@ def _cache_bytes(mixer: AttentionSpec | DeltaNetSpec, cells: int, batch: int) ->
         values = mixer.num_value_heads * mixer.value_head_dim
         conv = (mixer.conv_width - 1) * (2 * keys + values)
         return (conv + values * mixer.key_head_dim) * _FLOAT
-    if mixer.kind == "encoder":
+    if mixer.kind == "encoder" or mixer.borrows:
         return 0
     if mixer.window is not None:
         cells = min(cells, -(-(mixer.window + batch) // _CELL_UNIT) * _CELL_UNIT)

@@ -43,6 +43,8 @@ class CacheMemory(LayerCaches):
             self.rows.append(rows)
             for layer, pair in zip(group.layers, _layers(rows, group, device), strict=True):
                 placed[layer] = (index, pair)
+            if isinstance(group, KVGroupSpec):
+                placed |= {layer: placed[owner] for layer, owner in group.borrowers}
         layers = sorted(placed)
         super().__init__(
             [placed[layer][0] for layer in layers], [placed[layer][1] for layer in layers]

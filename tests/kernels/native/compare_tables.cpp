@@ -86,17 +86,17 @@ void test_rms_norm(Test& test) {
                 auto sums = normals(rows * size), sums2 = sums;
                 auto y = poisoned(rows * size), y2 = y;
                 test.kernels.rms_norm({x.data(), residual ? sums.data() : nullptr, weight.data(),
-                                       y.data(), size, 1e-5f}, rows, test.pool);
+                                       y.data(), size, size, 1e-5f}, rows, test.pool);
                 test.generic.rms_norm({x.data(), residual ? sums2.data() : nullptr, weight.data(),
-                                       y2.data(), size, 1e-5f}, rows, test.single);
+                                       y2.data(), size, size, 1e-5f}, rows, test.single);
                 test.compare("rms_norm", y, y2, 1e-6);
                 test.compare("rms_norm's residual", sums, sums2, 0);
                 if (!residual) continue;
                 const auto added = normals(size);
-                test.kernels.rms_norm({x.data(), sums.data(), weight.data(), y.data(), size, 1e-5f,
-                                       added.data(), -0.7f}, rows, test.pool);
+                test.kernels.rms_norm({x.data(), sums.data(), weight.data(), y.data(), size, size,
+                                       1e-5f, added.data(), -0.7f}, rows, test.pool);
                 test.generic.rms_norm({x.data(), sums2.data(), weight.data(), y2.data(), size,
-                                       1e-5f, added.data(), -0.7f}, rows, test.single);
+                                       size, 1e-5f, added.data(), -0.7f}, rows, test.single);
                 test.compare("rms_norm of a sum with a norm", y, y2, 2e-6);
                 test.compare("the sum with a norm", sums, sums2, 2e-6);
             }
@@ -346,14 +346,31 @@ void test_elementwise(Test& test) {
             if (rows == 6) x[2] = std::nanf(""), x[3] = INFINITY, x[4] = -INFINITY;
             auto y = poisoned(rows * size), y2 = y;
             for (Activation kind : {Activation::kSilu, Activation::kGeluTanh}) {
-                test.kernels.activate_and_mul({x.data(), y.data(), size, kind}, rows, test.pool);
-                test.generic.activate_and_mul({x.data(), y2.data(), size, kind}, rows,
-                                              test.single);
+                ActivateAndMul op{x.data(), 2 * size, x.data() + size, 2 * size, y.data(), size,
+                                  kind};
+                test.kernels.activate_and_mul(op, rows, test.pool);
+                op.y = y2.data();
+                test.generic.activate_and_mul(op, rows, test.single);
                 test.compare("activate_and_mul", y, y2, 1e-6);
             }
             test.kernels.soft_cap({x.data(), y.data(), size, 30.0f}, rows, test.pool);
             test.generic.soft_cap({x.data(), y2.data(), size, 30.0f}, rows, test.single);
             test.compare("soft_cap", y, y2, 1e-5);
+            const float* own = x.data();
+            const auto shares = normals(rows * 2);
+            MixStreams mixed{shares.data(), 1, 2, {own}, {own, own}, {y.data()}, size, 0.5f};
+            test.kernels.mix_streams(mixed, rows, test.pool);
+            mixed.y[0] = y2.data();
+            test.generic.mix_streams(mixed, rows, test.single);
+            test.compare("mix_streams", y, y2, 1e-5);
+            test.kernels.scale_columns({own, own, y.data(), size}, rows, test.pool);
+            test.generic.scale_columns({own, own, y2.data(), size}, rows, test.single);
+            test.compare("scale_columns", y, y2, 1e-6);
+            test.kernels.match_rms({own, own + rows * size, y.data(), size, 1e-5f}, rows,
+                                   test.pool);
+            test.generic.match_rms({own, own + rows * size, y2.data(), size, 1e-5f}, rows,
+                                   test.single);
+            test.compare("match_rms", y, y2, 4e-6);
             for (bool tanh : {false, true}) {
                 test.kernels.gelu({x.data(), y.data(), size, tanh}, rows, test.pool);
                 test.generic.gelu({x.data(), y2.data(), size, tanh}, rows, test.single);
@@ -367,6 +384,11 @@ void test_elementwise(Test& test) {
                                          y2.data(), size, 1e-3f}, rows, test.single);
                 test.compare("layer_norm", y, y2, 4e-6);
             }
+            std::copy(even.begin(), even.end(), y.begin());
+            y2 = y;
+            test.kernels.cut_columns({y.data(), size, size, 0.3f}, rows, test.pool);
+            test.generic.cut_columns({y2.data(), size, size, 0.3f}, rows, test.single);
+            test.compare("cut_columns", y, y2, 4e-6);
         }
     for (FloatType type : kTypes)
         for (int64_t size : {3, 8, 50}) {

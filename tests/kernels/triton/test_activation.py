@@ -48,6 +48,16 @@ def test_gated(shape, dtype, device):
         torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 43), (2, 2500)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_gated_by_another(shape, dtype, device):
+    x, gate = spread_rows(shape, dtype, device), spread_rows(shape, dtype, device) * 3
+    for kind in KINDS:
+        expected = reference.activate_mul(x.float(), gate.float(), kind).to(dtype)
+        found = activation.activate_mul(x, gate, kind)
+        torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_clamped_gating(dtype, device):
     x = spread_rows((7, 86), dtype, device) * 9

@@ -171,6 +171,23 @@ def test_query_scales(device):
     close(q.cpu(), expected * scales[step.positions, None, None], torch.float32)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("normed", [False, True])
+def test_queries_alone(device, dtype, normed):
+    step = Step(24, dtype, dtype)
+    q, table = step.qkv[:, : HEADS * 24], step.table[:, :16] if normed else None
+    norm = (step.weights[0], 1e-3) if normed else None
+    scales = torch.linspace(1, 2, 50) if normed else None
+    expected = ref.rotate(q.clone(), step.positions, table, 24, norm, scales)
+    found = kv_cache.rotate(
+        q.to(device), step.positions.to(device), None if table is None else table.to(device), 24,
+        None if norm is None else (norm[0].to(device), norm[1]),
+        None if scales is None else scales.to(device),
+    )  # fmt: skip
+    assert found.is_contiguous()
+    close(found.cpu(), expected, dtype)
+
+
 @triton.jit
 def _encode(codes, x, MANTISSA: tl.constexpr):
     at = tl.arange(0, 4096)

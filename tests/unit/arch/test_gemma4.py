@@ -4,6 +4,7 @@ import pytest
 
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
+from pagoda.arch.streams import LayerInputSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
 
@@ -51,6 +52,30 @@ GEMMA4_26B_A4B = {
         "moe_intermediate_size": 704, "num_attention_heads": 16, "num_experts": 128,
         "num_global_key_value_heads": 2, "num_hidden_layers": 30, "num_key_value_heads": 8,
         "top_k_experts": 8, "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 5,
+    },
+}  # fmt: skip
+
+# Likewise google/gemma-4-E2B-it and E4B-it, without their towers.
+_SMALL = {
+    **_TEXT, "attention_k_eq_v": False, "hidden_size_per_layer_input": 256,
+    "max_position_embeddings": 131072, "num_attention_heads": 8, "pad_token_id": 0,
+    "sliding_window": 512,
+    "use_bidirectional_attention": None, "vocab_size_per_layer_input": 262144,
+}  # fmt: skip
+GEMMA4_E2B = {
+    **_WHOLE, "vision_config": None,
+    "text_config": {
+        **_SMALL, "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35,
+        "num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    },
+}  # fmt: skip
+GEMMA4_E4B = {
+    **_WHOLE, "vision_config": None,
+    "text_config": {
+        **_SMALL, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42,
+        "num_key_value_heads": 2, "num_kv_shared_layers": 18, "use_double_wide_mlp": False,
+        "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7,
     },
 }  # fmt: skip
 
@@ -127,9 +152,6 @@ def test_groups_of_kv():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input is 256.*E2B"),
-        ({"hidden_size_per_layer_input": None}, "hidden_size_per_layer_input is 256"),
-        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers is 20.*gemma-4-31B"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ({"hidden_activation": "silu"}, "asks for the activation 'silu'"),
     ],
@@ -137,6 +159,54 @@ def test_groups_of_kv():
 def test_what_is_not_supported_is_named(changes, message):
     with pytest.raises(UnsupportedModelError, match=message):
         changed(**changes)
+
+
+def test_small_models():
+    spec = changed(GEMMA4_E2B)
+    assert spec.layer_inputs == LayerInputSpec(256, 262144)
+    widths = [layer.mlp.intermediate_size for layer in spec.layers]
+    assert widths == [6144] * 15 + [12288] * 20
+    back = [mixer(spec, layer).borrows for layer in range(35)]
+    # Of layers with windows the last with keys of its own is 13, of global ones 14.
+    assert back == [0] * 15 + [i - (14 if i % 5 == 4 else 13) for i in range(15, 35)]
+    assert not any(mixer(spec, layer).values_are_keys for layer in range(35))
+    assert changed(GEMMA4_E4B).layers[-1].mlp.intermediate_size == 10240
+    silent = changed(GEMMA4_E4B, hidden_size_per_layer_input=None, vocab_size_per_layer_input=None)
+    assert silent.layer_inputs == LayerInputSpec(256, 262144)  # Gemma4TextConfig's
+
+
+def test_layers_that_borrow_cost_no_cache():
+    """A token of E2B has K and V in 12 layers with windows and 3 global ones, of 35."""
+    local, wide = kv_groups(changed(GEMMA4_E2B), KVLayout())
+    assert (len(local.layers), len(wide.layers)) == (12, 3)
+    assert local.block_bytes == 12 * 2 * 16 * 256 * 2 and wide.block_bytes == 3 * 2 * 16 * 512 * 2
+    assert {owner for _, owner in local.borrowers} == {13}
+    assert wide.borrowers == ((19, 14), (24, 14), (29, 14), (34, 14))
+    assert len(local.borrowers) == 16
+
+
+def test_keys_of_borrowers_are_left_over():
+    spec = changed(GEMMA4_E2B)
+    wanted = {source for rule in spec.expanded_weights() for source in rule.sources}
+    attention = "model.language_model.layers.{}.self_attn.{}.weight"
+    for name in ("k_proj", "v_proj", "k_norm"):
+        assert attention.format(14, name) in wanted
+        assert attention.format(15, name) not in wanted
+        assert attention.format(15, name) in spec.ignored_weights
+    assert attention.format(15, "q_proj") in wanted and attention.format(15, "q_norm") in wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_shared_layers": 35}, "num_kv_shared_layers must be"),
+        ({"num_kv_shared_layers": 31}, "num_kv_shared_layers is 31: of the layers in front"),
+        ({"pad_token_id": 262144}, "pad_token_id must be"),
+    ],
+)
+def test_wrong_fields_of_small_models_are_named(changes, message):
+    with pytest.raises(CheckpointError, match=message):
+        changed(GEMMA4_E2B, **changes)
 
 
 @pytest.mark.parametrize(
@@ -176,17 +246,21 @@ def test_gguf():
     assert (local.rope.factors_tensor, wide.rope.factors_tensor) == (None, "rope_freqs.weight")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"embedding_length_per_layer_input": 256}, "embedding_length_per_layer_input is 256"),
-        ({"attention.shared_kv_layers": 10}, "shared_kv_layers is 10.*E2B"),
-    ],
-)
-def test_unsupported_gguf_metadata_is_named(changes, message):
-    metadata = GGUF | {f"gemma4.{key}": value for key, value in changes.items()}
-    with pytest.raises(UnsupportedModelError, match=message):
-        spec_for(None, metadata, ())
+def test_gguf_of_a_small_model():
+    """A layer without values borrows, or takes its keys for them."""
+    metadata = GGUF | {
+        "gemma4.block_count": 4, "gemma4.attention.head_count_kv": 2,
+        "gemma4.feed_forward_length": [96, 96, 192, 192],
+        "gemma4.attention.sliding_window_pattern": [True, False] * 2,
+        "gemma4.attention.shared_kv_layers": 2, "gemma4.embedding_length_per_layer_input": 8,
+    }  # fmt: skip
+    spec = spec_for(None, metadata, ["blk.0.attn_v.weight"])
+    assert spec.layer_inputs == LayerInputSpec(8, 100)
+    assert [mixer(spec, layer).borrows for layer in range(4)] == [0, 0, 2, 2]
+    shared = [mixer(spec, layer).values_are_keys for layer in range(4)]
+    assert shared == [False, True, False, False]
+    assert [layer.mlp.intermediate_size for layer in spec.layers] == [96, 96, 192, 192]
+    assert {"blk.2.attn_k.weight", "blk.3.attn_k_norm.weight"} <= set(spec.ignored_weights)
 
 
 def test_fused_tensors_are_refused():

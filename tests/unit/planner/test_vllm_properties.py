@@ -12,13 +12,14 @@ from pagoda.base.errors import ConfigError
 from pagoda.planner.vllm.cache import pool, pool_bytes
 from pagoda.planner.vllm.plan import plan_vllm
 from pagoda.planner.vllm.setup import VERSIONS, VllmSetup, resolved, stage_layers, version_of
-from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B
+from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_E2B
 from tests.unit.planner import published
 
 GIB = 1 << 30
 MODELS: dict[str, ModelSpec] = {
     "gpt-oss": spec_for(published.GPT_OSS_20B, {}, ()),
     "gemma": spec_for(GEMMA4_26B_A4B, {}, ()),
+    "gemma e": spec_for(GEMMA4_E2B, {}, ()),
     "qwen-vl": spec_for(published.QWEN3_VL_2B, {}, ()),
     "qwen3.6": spec_for(published.QWEN36_27B, {}, ()),
     "llama": spec_for(published.LLAMA31_8B, {}, ()),

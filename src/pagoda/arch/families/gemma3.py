@@ -77,12 +77,12 @@ def _from_config(config: Mapping[str, Any], architecture: str, prefix: str) -> M
         spec,
         config_norms(rules, prefix + "model."),
         scale=reader.number("query_pre_attn_scalar") ** -0.5,
-        ropes=_config_ropes(reader, spec),
+        ropes=config_ropes(reader, spec),
         logit_cap=final_cap(reader),
     )
 
 
-def _config_ropes(reader: Reader, spec: ModelSpec) -> Ropes:
+def config_ropes(reader: Reader, spec: ModelSpec) -> Ropes:
     """By transformers 5's sections, or by the fields that were before these."""
     if reader.has("rope_parameters"):
         sections = reader.raw("rope_parameters")

@@ -1,6 +1,6 @@
-"""Gemma 4 (26B-A4B and 31B): layers with a window between global ones, whose heads are wider, whose
-values are their keys, and which turn a part of each head; in the smaller model experts beside each
-mlp."""
+"""Gemma 4: layers with a window between global ones, whose heads are wider and turn in part.
+In 26B-A4B and 31B their values are their keys, and the former has experts beside each mlp; in E2B
+and E4B layers have inputs of their own, and the last ones borrow keys and values."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +22,14 @@ from pagoda.arch.families.gemma import (
     with_norms,
 )
 from pagoda.arch.families.gemma4_vision import vision_from_config, vision_from_gguf
+from pagoda.arch.families.gemma_small import (
+    borrowed,
+    config_input_rules,
+    config_inputs,
+    gguf_input_rules,
+    gguf_inputs,
+    without_borrowed,
+)
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules
 from pagoda.arch.names import Traits, config_rules
 from pagoda.arch.read import MAX_CONTEXT, MAX_HEADS, MAX_WIDTH, Reader, config_reader
@@ -52,6 +60,7 @@ class _Sizes:
     rope: RopeSpec
     values_are_keys: bool = False
     window: int | None = None
+    borrows: int = 0
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -76,16 +85,20 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
     spec = spec_from_config(reader, _NAME, traits)
     kinds = layer_kinds(reader, len(spec.layers))
     sizes = {kind: _config_sizes(reader, kind, kinds) for kind in dict.fromkeys(kinds)}
+    borrows = borrowed(reader, "num_kv_shared_layers", kinds)
     experts = _config_experts(reader)
+    inputs = config_inputs(reader)
     rules = config_rules(traits, spec.tie_word_embeddings, prefix)
     layer = prefix + "layers.{layer}."
     names = {name: f"{layer}{source}.weight" for name, source in _CONFIG_NORMS.items()}
+    spec = replace(_with_wide_mlps(spec, reader, borrows), layer_inputs=inputs)
     return _assembled(
         spec,
-        [sizes[kind] for kind in kinds],
+        [replace(sizes[kind], borrows=back) for kind, back in zip(kinds, borrows, strict=True)],
         experts,
         (
             *rules,
+            *config_input_rules(inputs, prefix),
             WeightRule(LAYER + "scale.weight", (layer + "layer_scalar",)),
             *(() if experts is None else _config_expert_rules(experts, layer)),
         ),
@@ -97,19 +110,20 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
     reader = Reader(metadata, "GGUF metadata", "gemma4.")
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
-    for name in ("embedding_length_per_layer_input", "attention.shared_kv_layers"):
-        if reader.integer(name, MAX_WIDTH, 0, minimum=0):
-            raise _refusal(f"GGUF metadata: gemma4.{name} is {reader.raw(name)}")
     if "blk.0.attn_qkv.weight" in tensor_names:
         raise UnsupportedModelError(
             "The GGUF keeps q, k and v of Gemma 4 in one tensor, which is not supported; take a "
             "file that was converted without --fuse-qkv."
         )
     spec = spec_from_gguf(reader, tokenizer, _NAME, Traits(qk_norm=True), tensor_names)
-    sizes = [
-        _gguf_sizes(reader, spec, index, local, f"blk.{index}.attn_v.weight" not in tensor_names)
-        for index, local in enumerate(gguf_pattern(reader, len(spec.layers)))
-    ]
+    pattern = gguf_pattern(reader, len(spec.layers))
+    borrows = borrowed(reader, "attention.shared_kv_layers", pattern)
+    inputs = gguf_inputs(reader, spec.vocab_size)
+    spec = replace(spec, layer_inputs=inputs)
+    sizes = []
+    for index, (local, back) in enumerate(zip(pattern, borrows, strict=True)):
+        shared = not back and f"blk.{index}.attn_v.weight" not in tensor_names
+        sizes.append(replace(_gguf_sizes(reader, spec, index, local, shared), borrows=back))
     experts = _gguf_experts(reader)
     names = {name: f"blk.{{layer}}.{source}.weight" for name, source in _GGUF_NORMS.items()}
     spec = _assembled(
@@ -118,6 +132,7 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         experts,
         (
             *spec.weights,
+            *gguf_input_rules(inputs),
             WeightRule(LAYER + "scale.weight", ("blk.{layer}.layer_output_scale.weight",)),
             *(() if experts is None else _gguf_expert_rules(experts, tensor_names)),
         ),
@@ -160,14 +175,17 @@ def _assembled(
         for name, source in norms.items()
         if experts is not None or name not in _EXPERT_NORMS
     }
+    weights, unused = without_borrowed(
+        [part for rule in with_norms(rules, own) for part in _without_values(rule, sizes)],
+        [kind.borrows for kind in sizes],
+    )
     return replace(
         spec,
         layers=tuple(
             _layer(layer, kind, experts) for layer, kind in zip(spec.layers, sizes, strict=True)
         ),
-        weights=tuple(
-            part for rule in with_norms(rules, own) for part in _without_values(rule, sizes)
-        ),
+        weights=weights,
+        ignored_weights=(*spec.ignored_weights, *unused),
         embedding_scale=embedding_scale(spec),
         logit_cap=logit_cap,
     )
@@ -185,6 +203,7 @@ def _layer(layer: LayerSpec, sizes: _Sizes, experts: MoeSpec | None) -> LayerSpe
         window=sizes.window,
         value_norm=True,
         values_are_keys=sizes.values_are_keys,
+        borrows=sizes.borrows,
     )
     mlp = replace(layer.mlp, activation="gelu_tanh")
     return LayerSpec(mixer, mlp, experts, sandwiched=True, scaled=True)
@@ -201,21 +220,20 @@ def _without_values(rule: WeightRule, sizes: list[_Sizes]) -> list[WeightRule]:
 
 
 def _refuse_other_kinds(reader: Reader) -> None:
-    # Their defaults where config.json is silent are those of the small models.
-    for name, default in (("hidden_size_per_layer_input", 256), ("num_kv_shared_layers", 0)):
-        count = reader.integer(name, MAX_WIDTH, default, minimum=0)
-        if count:
-            raise _refusal(f"config.json: {name} is {count}")
     refuse_encoders(reader, "Gemma 4")
     refuse_other_activations(reader, _NAME)
 
 
-def _refusal(found: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{found}. That is one of the small models (E2B, E4B), whose layers have embeddings of "
-        "their own or share keys and values, which is not supported yet; known are "
-        "gemma-4-26B-A4B and gemma-4-31B."
-    )
+def _with_wide_mlps(spec: ModelSpec, reader: Reader, borrows: list[int]) -> ModelSpec:
+    """With mlps of twice the width, where layers that borrow keys and values have such."""
+    if not reader.flag("use_double_wide_mlp", False):
+        return spec
+    layers = []
+    for layer, back in zip(spec.layers, borrows, strict=True):
+        assert isinstance(layer.mlp, MlpSpec)
+        width = layer.mlp.intermediate_size * (2 if back else 1)
+        layers.append(replace(layer, mlp=replace(layer.mlp, intermediate_size=width)))
+    return replace(spec, layers=tuple(layers))
 
 
 def _config_sizes(reader: Reader, kind: str, kinds: tuple[str, ...]) -> _Sizes:

@@ -52,6 +52,8 @@ class KVGroupSpec:
     kv_dtype: str = "bfloat16"
     keys: Literal["dimensions", "tokens"] = "dimensions"
     """As `KVLayout` has it."""
+    borrowers: tuple[tuple[int, int], ...] = ()
+    """Layers that keep nothing of their own, each with the one of `layers` whose part it reads."""
 
     @property
     def layout(self) -> KVLayout:
@@ -102,17 +104,30 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
     last. Encoders have none."""
     keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
+    borrowers: dict[int, list[tuple[int, int]]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}
     for index, layer in enumerate(spec.cached_layers):
         mixer = layer.mixer
         if isinstance(mixer, DeltaNetSpec):
             recurrent.setdefault(mixer, []).append(index)
+        elif mixer.borrows:
+            borrowers.setdefault(index - mixer.borrows, []).append((index, index - mixer.borrows))
         elif mixer.kind != "encoder":
             window = mixer.window if mixer.kind == "sliding" else None
             key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window)
             members.setdefault(key, []).append(index)
     attention = [
-        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype, keys)
+        KVGroupSpec(
+            kind,
+            tuple(layers),
+            num_kv_heads,
+            head_dim,
+            block_size,
+            window,
+            kv_dtype,
+            keys,
+            tuple(pair for layer in layers for pair in borrowers.get(layer, ())),
+        )  # fmt: skip
         for (kind, num_kv_heads, head_dim, window), layers in members.items()
     ]
     states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]

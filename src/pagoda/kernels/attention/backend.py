@@ -90,6 +90,18 @@ class AttentionBackend(Protocol):
         those of 8-bit floats. Returns q [tokens, heads, dim].
         """
 
+    def rotate(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        dim: int,
+        norm: tuple[Tensor, float] | None = None,
+        q_scales: Tensor | None = None,
+    ) -> Tensor:
+        """What `store` makes of q alone, [tokens, heads * dim], for a layer that attends to another
+        one's keys and values: [tokens, heads, dim]. `norm` is q's weight [dim] and its epsilon."""
+
     def attend(
         self,
         q: Tensor,
@@ -171,6 +183,21 @@ class OwnAttention:
         )  # fmt: skip
         return q
 
+    def rotate(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        dim: int,
+        norm: tuple[Tensor, float] | None = None,
+        q_scales: Tensor | None = None,
+    ) -> Tensor:
+        """As `AttentionBackend.rotate`."""
+        rotated: Tensor = (self.form or reference).rotate(
+            q, positions, cos_sin, dim, norm, q_scales
+        )
+        return rotated
+
     def attend(
         self,
         q: Tensor,
@@ -220,6 +247,18 @@ class StoresAsOwn:
             qkv, positions, cos_sin, k_cache, v_cache, slot_mapping, norms, q_scales,
             values_are_keys, kv_scales,
         )  # fmt: skip
+
+    def rotate(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        dim: int,
+        norm: tuple[Tensor, float] | None = None,
+        q_scales: Tensor | None = None,
+    ) -> Tensor:
+        """As `AttentionBackend.rotate`."""
+        return self.own.rotate(q, positions, cos_sin, dim, norm, q_scales)
 
 
 def _scaled(kv_scales: KVScales | None) -> dict[str, KVScales]:

@@ -61,13 +61,7 @@ class CpuAttention:
         _check("slot_mapping", slot_mapping, torch.int64, (rows,))
         if cos_sin is not None or q_scales is not None:
             _check("positions", positions, torch.int64, (rows,))
-        rotary_dim = 0
-        if cos_sin is not None:
-            _, rotary_dim = _dims("cos_sin", cos_sin, 2)
-            _check("cos_sin", cos_sin, torch.float32)
-            if rotary_dim % 2 or rotary_dim > dim:
-                raise ValueError(f"cos_sin has {rotary_dim} columns; heads of {dim} need an even "
-                                 f"number up to {dim}.")  # fmt: skip
+        rotary_dim = _rotary_dim(cos_sin, dim)
         if q_scales is not None:
             _check("q_scales", q_scales, torch.float32)
         for name, weight in (("q_norm", q_norm), ("k_norm", k_norm)):
@@ -80,6 +74,36 @@ class CpuAttention:
             values_are_keys,
         )  # fmt: skip
         out: Tensor = qkv[:, : heads * dim].unflatten(-1, (heads, dim))
+        return out
+
+    def rotate(
+        self,
+        q: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        dim: int,
+        norm: tuple[Tensor, float] | None = None,
+        q_scales: Tensor | None = None,
+    ) -> Tensor:
+        """As `AttentionBackend.rotate`, in place: what `rotary_store` does without heads of k and
+        v; rows of q may lie any stride apart, and positions are int64 [tokens]."""
+        rows, width = _dims("q", q, 2)
+        if width % dim or dim % 2:
+            raise ValueError(f"q has {width} columns, which must be heads of {dim}, an even size.")
+        _check_rows("q", q, (rows, width))
+        _check("positions", positions, torch.int64, (rows,))
+        if q_scales is not None:
+            _check("q_scales", q_scales, torch.float32)
+        weight, eps = norm or (None, 0.0)
+        if weight is not None:
+            _check("norm", weight, torch.float32, (dim,))
+        nothing = KvCache(0, 0, CacheType.float32, 0, 0, 1, dim)
+        self._native.rotary_store(
+            q.data_ptr(), rows, q.stride(0), width // dim, nothing, positions.data_ptr(),
+            positions.data_ptr(), _address(cos_sin), _rotary_dim(cos_sin, dim), _address(weight),
+            0, eps, _address(q_scales), False, False,
+        )  # fmt: skip
+        out: Tensor = q.unflatten(-1, (width // dim, dim))
         return out
 
     def paged_attention(
@@ -146,6 +170,19 @@ class CpuAttention:
             k_cache, v_cache = k.unsqueeze(2).contiguous(), v.unsqueeze(2)
         return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
                                     scale=scale, both_ways=True)  # fmt: skip
+
+
+def _rotary_dim(cos_sin: Tensor | None, dim: int) -> int:
+    """How many of a head's dimensions are rotated."""
+    if cos_sin is None:
+        return 0
+    _, rotary_dim = _dims("cos_sin", cos_sin, 2)
+    _check("cos_sin", cos_sin, torch.float32)
+    if rotary_dim % 2 or rotary_dim > dim:
+        raise ValueError(
+            f"cos_sin has {rotary_dim} columns; heads of {dim} need an even number up to {dim}."
+        )
+    return rotary_dim
 
 
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:

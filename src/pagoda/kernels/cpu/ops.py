@@ -19,6 +19,7 @@ from pagoda.kernels.cpu.arguments import check as _check
 from pagoda.kernels.cpu.arguments import check_rows as _check_rows
 from pagoda.kernels.cpu.arguments import dims as _dims
 from pagoda.kernels.cpu.attention import CpuAttention
+from pagoda.kernels.cpu.streams import CpuStreams
 from pagoda.kernels.ref import ops as reference
 from pagoda.kernels.ref.delta_net import Decay, StateSlots
 from pagoda.kernels.ref.draw import DrawParams
@@ -35,7 +36,7 @@ _FLOAT_TYPES = {
 _DRAW_DTYPES = (np.float32, np.int32, np.float64, np.float32, np.uint64, np.int64)
 
 
-class CpuOps(CpuAttention):
+class CpuOps(CpuAttention, CpuStreams):
     """`Ops` on one pool of threads. Activations are contiguous fp32 unless a docstring differs."""
 
     def __init__(self, native: Native):
@@ -43,12 +44,18 @@ class CpuOps(CpuAttention):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """As `Ops.rms_norm`."""
-        if x.dim() != 2:
+        by_heads = x.dim() == 3 and x.dtype == torch.float32 and x.is_contiguous()
+        if x.dim() != 2 and not by_heads:
             return reference.rms_norm(x, weight, eps)
-        rows, size = _dims("x", x, 2)
+        rows, *heads, size = x.shape
         _check("x", x, torch.float32)
         _check("weight", weight, torch.float32, (size,))
-        y = empty((rows, size))
+        y = empty((rows, *heads, size))
+        if heads:
+            self._native.gated_rms_norm(
+                x.data_ptr(), 0, 0, weight.data_ptr(), y.data_ptr(), rows, *heads, size, eps
+            )
+            return y
         self._native.rms_norm(
             x.data_ptr(), 0, weight.data_ptr(), y.data_ptr(), rows, size, eps, 0, 1.0
         )
@@ -140,9 +147,25 @@ class CpuOps(CpuAttention):
         if width % 2:
             raise ValueError(f"x has {width} columns; gate and up need an even number.")
         y = empty((rows, width // 2))
+        size = width // 2
         self._native.activate_and_mul(
-            x.data_ptr(), y.data_ptr(), rows, width // 2, cpu.activation(kind)
-        )
+            x.data_ptr(), width, x.data_ptr() + size * x.element_size(), width, y.data_ptr(), rows,
+            size, cpu.activation(kind),
+        )  # fmt: skip
+        return y
+
+    def activate_mul(self, x: Tensor, gate: Tensor, kind: str) -> Tensor:
+        """As `Ops.activate_mul`."""
+        if kind not in ("silu", "gelu_tanh"):
+            return reference.activate_mul(x, gate, kind)
+        rows, size = _dims("x", x, 2)
+        _check_rows("x", x, (rows, size))
+        _check_rows("gate", gate, (rows, size))
+        y = empty((rows, size))
+        self._native.activate_and_mul(
+            gate.data_ptr(), gate.stride(0), x.data_ptr(), x.stride(0), y.data_ptr(), rows, size,
+            cpu.activation(kind),
+        )  # fmt: skip
         return y
 
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:

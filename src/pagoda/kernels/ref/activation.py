@@ -20,6 +20,11 @@ def activate_and_mul(x: torch.Tensor, kind: str = "silu") -> torch.Tensor:
     return activate(gate, kind) * up
 
 
+def activate_mul(x: torch.Tensor, gate: torch.Tensor, kind: str) -> torch.Tensor:
+    """As `Ops.activate_mul`."""
+    return x * activate(gate, kind)
+
+
 def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """As `Ops.sigmoid_mul`."""
     return x * gate.sigmoid()

@@ -50,6 +50,25 @@ def rotary_store(
     return q
 
 
+def rotate(
+    q: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    dim: int,
+    norm: tuple[Tensor, float] | None,
+    q_scales: Tensor | None,
+) -> Tensor:
+    """As `AttentionBackend.rotate`, in torch."""
+    heads: Tensor = q.unflatten(-1, (-1, dim))
+    if norm is not None:
+        heads = rms_norm(heads, *norm)
+    if cos_sin is not None:
+        heads, _ = rotary(heads, heads[:, :0], positions, cos_sin)
+    if q_scales is not None:
+        heads = (heads * q_scales[positions, None, None]).to(q.dtype)
+    return heads
+
+
 def normed_and_rotated(
     heads: Tensor,
     kv_heads: int,

@@ -3,6 +3,7 @@
 from pagoda.kernels.ref.activation import (
     activate,
     activate_and_mul,
+    activate_mul,
     add_gated,
     add_to,
     keep_sum,
@@ -18,10 +19,12 @@ from pagoda.kernels.ref.encoder import encoder_attention
 from pagoda.kernels.ref.experts import route
 from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms_norm
 from pagoda.kernels.ref.sampling import first_max, mask_logits
+from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 
 __all__ = [
-    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv", "draw",
-    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
-    "layer_norm", "mask_logits", "norm_in_place", "rms_norm", "route", "scale", "sigmoid_mul",
-    "soft_cap", "take_rows", "top_tokens",
+    "activate", "activate_and_mul", "activate_mul", "add_gated", "add_rms_norm", "add_to",
+    "causal_conv", "cut_columns", "draw", "encoder_attention", "first_max", "gated_delta_rule",
+    "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms", "mix_streams",
+    "norm_in_place", "rms_norm", "route", "scale", "scale_columns", "sigmoid_mul", "soft_cap",
+    "take_rows", "top_tokens",
 ]  # fmt: skip

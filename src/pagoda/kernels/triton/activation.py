@@ -73,6 +73,9 @@ def _with_gate(
     result = tl.load(x + row * stride + column, there).to(tl.float32)
     if kind == "multiply":
         result *= tl.sigmoid(tl.load(gate + row * gate_stride + column, there).to(tl.float32))
+    elif kind != "add" and kind != "add_gated":
+        gates = tl.load(gate + row * gate_stride + column, there).to(tl.float32)
+        result *= _activated(gates, kind)
     else:
         more = tl.load(added + row * added_stride + column, there).to(tl.float32)
         if kind == "add_gated":
@@ -110,6 +113,11 @@ def gate(x: Tensor, gating: Gating) -> Tensor:
         clamps=gating.limit != 0, block=_BLOCK,
     )  # fmt: skip
     return out
+
+
+def activate_mul(x: Tensor, gate: Tensor, kind: str) -> Tensor:
+    """As `kernels.ops.activate_mul`."""
+    return _combined(x, x, gate, kind)
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor) -> Tensor:

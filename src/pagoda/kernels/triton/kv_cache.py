@@ -51,6 +51,29 @@ def rotary_store(
     return q
 
 
+def rotate(
+    q: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    dim: int,
+    norm: tuple[Tensor, float] | None = None,
+    q_scales: Tensor | None = None,
+) -> Tensor:
+    """As `AttentionBackend.rotate`; the result is contiguous memory of its own. It is the kernel of
+    `rotary_store` without heads of k and v."""
+    tokens, heads = q.shape[0], q.shape[1] // dim
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    weight, eps = norm or (None, 0.0)
+    _rotary_store[(triton.cdiv(tokens, _TOKENS), heads)](
+        out, out, out, q, positions, cos_sin, positions, weight, None, q_scales, None, None,
+        tokens, q.stride(0), 0, 0, eps,
+        ROTARY_DIM=0 if cos_sin is None else cos_sin.shape[1], HEADS=heads, KV_HEADS=0, DIM=dim,
+        DIM_PAD=triton.next_power_of_2(dim), BLOCK_SIZE=1, STORAGE="plain", NORM_VALUES=False,
+        VALUES_ARE_KEYS=False, TOKENS=_TOKENS, num_warps=4 if dim > 128 else 2,
+    )  # fmt: skip
+    return out
+
+
 @triton.jit
 def _inverse_rms(x, eps, DIM: tl.constexpr):
     """[tokens, 1] of x [tokens, dims], zeros behind DIM."""

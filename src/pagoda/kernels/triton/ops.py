@@ -12,10 +12,12 @@ from pagoda.kernels.ref import attention as torch_attention
 from pagoda.kernels.ref import encoder as torch_encoder
 from pagoda.kernels.ref.activation import keep_sum
 from pagoda.kernels.ref.kv_cache import KVScales
+from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 from pagoda.kernels.triton import attention, kv_cache
 from pagoda.kernels.triton.activation import (
     activate,
     activate_and_mul,
+    activate_mul,
     add_gated,
     add_to,
     scale,
@@ -24,6 +26,7 @@ from pagoda.kernels.triton.activation import (
 )
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
+from pagoda.kernels.triton.kv_cache import rotate
 from pagoda.kernels.triton.norm import (
     add_rms_norm,
     gated_rms_norm,
@@ -36,10 +39,11 @@ from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
-    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv",
-    "declines", "draw", "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm",
-    "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "paged_attention", "rms_norm",
-    "rotary_store", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "activate", "activate_and_mul", "activate_mul", "add_gated", "add_rms_norm", "add_to",
+    "causal_conv", "cut_columns", "declines", "draw", "encoder_attention", "first_max",
+    "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms",
+    "mix_streams", "norm_in_place", "paged_attention", "rms_norm", "rotary_store", "rotate",
+    "route", "scale", "scale_columns", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor

@@ -187,6 +187,12 @@ def activation_bytes(
     """
     width = DTYPE_BYTES[dtype]
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
+    if spec.layer_inputs is not None:
+        # Rows of the table, what is added to them, and the latter before its norm.
+        per_token += (4 + 2 * width) * len(spec.layers) * spec.layer_inputs.size
+    if spec.altup is not None:
+        # As they came, as they were guessed and as they were corrected.
+        per_token += 3 * 4 * spec.altup.num_streams * spec.hidden_size
     if spec.drafts:
         per_token += 2 * width * spec.hidden_size
         head = spec.draft_head
@@ -219,7 +225,8 @@ def captured_bytes(
     layers = max(_per_token(layer, width) for layer in spec.layers)
     splits = max((4 * _SPLITS * m.num_heads * m.head_dim for m in spec.attentions), default=0)
     # Of each token, and of each row of logits: once to keep, twice between.
-    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers)
+    inputs = 0 if spec.layer_inputs is None else len(spec.layers) * spec.layer_inputs.size
+    token = 3 * width * spec.hidden_size + 2 * (20 * spec.hidden_size + layers + 3 * width * inputs)
     row = 3 * 4 * -(-spec.vocab_size // ranks)
     graphs = len(sizes) * len(spec.layers) * _GRAPH_LAYER_BYTES
     if spec.drafts:  # a head's passes are captured as well, with outputs of their own

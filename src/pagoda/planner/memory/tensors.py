@@ -20,12 +20,13 @@ from pagoda.arch.spec import (
     MoeSpec,
     VisionSpec,
 )
+from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 
 Role = Literal[
     "embedding", "head", "linear", "experts", "router", "vector", "conv", "table", "vision"
 ]
-"""`table`: learned positions and types, looked up and never multiplied. `vision`: a matrix of the
-tower."""
+"""`table`: learned positions, types and layers' inputs, looked up and never multiplied. `vision`: a
+matrix of the tower."""
 
 
 _DRAFT_HEAD = "draft_head."
@@ -107,6 +108,10 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     for index, layer in enumerate(spec.layers):
         prefix = f"layers.{index}."
         found += _layer(layer, hidden, prefix, index, norm_bias=spec.encoder is not None)
+    if spec.layer_inputs is not None:
+        found += _layer_inputs(spec.layer_inputs, len(spec.layers), hidden)
+    if spec.altup is not None:
+        found += _altup(spec.altup, len(spec.layers), hidden)
     if spec.encoder is None:
         found += _norm("norm", hidden)
     if not spec.tie_word_embeddings and spec.encoder is None:
@@ -180,12 +185,46 @@ def _layer(
         yield from _norm(prefix + "scale", 1, layer=index)
 
 
+def _layer_inputs(spec: LayerInputSpec, num_layers: int, hidden: int) -> Iterator[ModelTensor]:
+    width, prefix = num_layers * spec.size, "layer_inputs."
+    table = (spec.vocab_size, width)
+    yield ModelTensor(prefix + "embed.weight", table, "table", _rows(spec.vocab_size))
+    yield ModelTensor(prefix + "projection.weight", (width, hidden), "linear")
+    yield from _norm(prefix + "norm", spec.size)
+    for index in range(num_layers):
+        layer = f"layers.{index}."
+        gate, projection = layer + "input.gate.weight", layer + "input.projection.weight"
+        yield ModelTensor(gate, (spec.size, hidden), "linear", layer=index)
+        yield ModelTensor(projection, (hidden, spec.size), "linear", layer=index)
+        yield from _norm(layer + "input_result_norm", hidden, layer=index)
+
+
+def _altup(spec: AltUpSpec, num_layers: int, hidden: int) -> Iterator[ModelTensor]:
+    count, rank = spec.num_streams, spec.laurel_rank
+    for index in range(1, count):
+        for name in ("expand", "join"):
+            tensor = f"altup.{name}.{index - 1}.weight"
+            yield ModelTensor(tensor, (hidden, hidden), "linear")
+    for index in range(num_layers):
+        layer = f"layers.{index}."
+        mixing = {"router": (count, hidden), "predict": (count**2, count), "correct": (count,) * 2}
+        for name, shape in mixing.items():
+            yield ModelTensor(f"{layer}altup.{name}.weight", shape, "router", layer=index)
+        yield from _norm(layer + "altup.router_norm", hidden, layer=index)
+        if spec.scaled:
+            yield from _norm(layer + "altup.scale", hidden, layer=index)
+        for name, shape in {"down": (rank, hidden), "up": (hidden, rank)}.items():
+            yield ModelTensor(f"{layer}laurel.{name}.weight", shape, "linear", layer=index)
+        yield from _norm(layer + "laurel.norm", hidden, layer=index)
+
+
 def _attention(
     spec: AttentionSpec, hidden: int, prefix: str, index: int | None
 ) -> Iterator[ModelTensor]:
     heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
     shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
-    parts: tuple[Part, ...] = (heads, shared, *(() if spec.values_are_keys else (shared,)))
+    keys_and_values = (shared,) if spec.values_are_keys else (shared, shared)
+    parts: tuple[Part, ...] = (heads, *(() if spec.borrows else keys_and_values))
     parts += (heads,) if spec.output_gate else ()
     yield from _linear(prefix + "qkv", parts, hidden, spec.qkv_bias, layer=index)
     yield from _linear(
@@ -198,8 +237,8 @@ def _attention(
                 f"{prefix}{name}.weight", (part.rows,), "vector", (part,), layer=index
             )
     elif spec.qk_norm:
-        yield from _norm(prefix + "q_norm", spec.head_dim, layer=index)
-        yield from _norm(prefix + "k_norm", spec.head_dim, layer=index)
+        for name in ("q_norm",) if spec.borrows else ("q_norm", "k_norm"):
+            yield from _norm(prefix + name, spec.head_dim, layer=index)
     if spec.sinks:
         each = (Part(spec.num_heads, spec.num_heads),)
         yield ModelTensor(prefix + "sinks.weight", (spec.num_heads,), "vector", each, layer=index)

@@ -183,24 +183,28 @@ def _state_bytes(mixer: DeltaNetSpec, run: Run) -> int:
     return conv + state * (4 if run.wide_states else run.width)
 
 
-def _layer_caches(spec: ModelSpec, run: Run) -> list[LayerCache]:
-    """The cache of each layer in order, those that draft last; encoders have none."""
+def _layer_caches(spec: ModelSpec, run: Run) -> dict[int, LayerCache]:
+    """The caches of layers that have one, in order, those that draft last; encoders have none."""
     mixers = [layer.mixer for layer in spec.layers]
     attentions = [mixer for mixer in mixers if isinstance(mixer, AttentionSpec)]
     if any(mixer.kind == "encoder" for mixer in attentions):
-        return []
+        return {}
     if run.drafters:
         full = [mixer for mixer in attentions if mixer.kind == "full"]
         if not full:
             raise ConfigError("A model without full attention has no MTP layer to draft with.")
-        mixers += [full[-1]] * run.drafters
+        mixers += [replace(full[-1], borrows=0)] * run.drafters
     states = [_state_bytes(mixer, run) for mixer in mixers if isinstance(mixer, DeltaNetSpec)]
     block = _BLOCK
     if states and attentions:
         # Blocks of attention are made as large as a state.
         token = min(token_bytes(mixer, run) for mixer in attentions)
         block = _BLOCK * max(1, -(-max(states) // (_BLOCK * token)))
-    return [_layer_cache(mixer, run, block, max(states, default=0)) for mixer in mixers]
+    return {
+        index: _layer_cache(mixer, run, block, max(states, default=0))
+        for index, mixer in enumerate(mixers)
+        if isinstance(mixer, DeltaNetSpec) or not mixer.borrows
+    }
 
 
 def _layer_cache(
@@ -213,15 +217,15 @@ def _layer_cache(
     return LayerCache(kind, block, block * token_bytes(mixer, run), window)
 
 
-def _groups(caches: list[LayerCache], run: Run) -> tuple[Group, ...]:
-    kinds = {(cache.kind, cache.window) for cache in caches}
+def _groups(caches: dict[int, LayerCache], run: Run) -> tuple[Group, ...]:
+    kinds = {(cache.kind, cache.window) for cache in caches.values()}
     if len(kinds) == 1:
         # One table for all, and each layer has its own size of page.
-        pages = tuple(cache.page for cache in caches)
-        return (Group(caches[0], tuple(range(len(caches))), pages),)
-    caches = _unified(caches, run)
+        pages = tuple(cache.page for cache in caches.values())
+        return (Group(next(iter(caches.values())), tuple(caches), pages),)
+    unified = _unified(list(caches.values()), run)
     members: dict[LayerCache, list[int]] = {}
-    for index, cache in enumerate(caches):
+    for index, cache in zip(caches, unified, strict=True):
         members.setdefault(cache, []).append(index)
     counts = [len(layers) for layers in members.values()]
     size = min(counts)

@@ -97,12 +97,12 @@ void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
 
 void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
-        const float* gate = op.x + row * 2 * op.size;
-        const float* up = gate + op.size;
+        const float* gate = op.gate + row * op.gate_stride;
+        const float* x = op.x + row * op.x_stride;
         float* y = op.y + row * op.size;
         if (op.activation == Activation::kSilu)
-            gate_row(up, gate, y, op.size, [](Floats v) { return silu(v); });
-        else gate_row(up, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
+            gate_row(x, gate, y, op.size, [](Floats v) { return silu(v); });
+        else gate_row(x, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
     });
 }
 

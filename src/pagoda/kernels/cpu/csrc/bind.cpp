@@ -227,10 +227,11 @@ class Native {
         }, rows, [bytes](int64_t) { return bytes; });
     }
 
-    void activate_and_mul(uintptr_t x, uintptr_t y, int64_t rows, int64_t size,
-                          Activation activation) {
+    void activate_and_mul(uintptr_t gate, int64_t gate_stride, uintptr_t x, int64_t x_stride,
+                          uintptr_t y, int64_t rows, int64_t size, Activation activation) {
         compute("activate_and_mul", kernels_->activate_and_mul,
-                ActivateAndMul{pointer<const float>(x), pointer<float>(y), size, activation},
+                ActivateAndMul{pointer<const float>(gate), gate_stride, pointer<const float>(x),
+                               x_stride, pointer<float>(y), size, activation},
                 rows);
     }
 
@@ -309,6 +310,40 @@ class Native {
                           pointer<const float>(weight), pointer<const float>(bias),
                           pointer<float>(y), size, eps},
                 rows);
+    }
+
+    // `x`, `adds` and `y`: addresses, one for each stream.
+    void mix_streams(uintptr_t weights, const std::vector<uintptr_t>& x,
+                     const std::vector<uintptr_t>& adds, const std::vector<uintptr_t>& y,
+                     int64_t rows, int64_t size, float plus) {
+        MixStreams op{};
+        op.weights = pointer<const float>(weights);
+        op.streams = static_cast<int64_t>(x.size()), op.added = static_cast<int64_t>(adds.size());
+        op.size = size, op.plus = plus;
+        for (size_t i = 0; i < x.size(); ++i)
+            op.x[i] = pointer<const float>(x[i]), op.y[i] = pointer<float>(y[i]);
+        for (size_t i = 0; i < adds.size(); ++i) op.adds[i] = pointer<const float>(adds[i]);
+        compute("mix_streams", kernels_->mix_streams, op, rows);
+    }
+
+    void scale_columns(uintptr_t x, uintptr_t weight, uintptr_t y, int64_t rows, int64_t size) {
+        compute("scale_columns", kernels_->scale_columns,
+                ScaleColumns{pointer<const float>(x), pointer<const float>(weight),
+                             pointer<float>(y), size},
+                rows);
+    }
+
+    void match_rms(uintptr_t x, uintptr_t like, uintptr_t y, int64_t rows, int64_t size,
+                   float least) {
+        compute("match_rms", kernels_->match_rms,
+                MatchRms{pointer<const float>(x), pointer<const float>(like), pointer<float>(y),
+                         size, least},
+                rows);
+    }
+
+    void cut_columns(uintptr_t x, int64_t rows, int64_t stride, int64_t size, float cut) {
+        compute("cut_columns", kernels_->cut_columns,
+                CutColumns{pointer<float>(x), stride, size, cut}, rows);
     }
 
     void embed_rows(uintptr_t ids, uintptr_t table, FloatType type, uintptr_t y, int64_t rows,
@@ -477,6 +512,7 @@ NB_MODULE(_native, module) {
         });
     module.attr("MAX_KEY_DIM") = kMaxKeyDim;
     module.attr("VALUE_DIM_UNIT") = kValueDimUnit;
+    module.attr("MAX_STREAMS") = kMaxStreams;
     module.attr("MAX_TOP_K") = kMaxTopK;
     module.attr("MAX_GROUPS") = kMaxGroups;
     module.attr("PANEL_ROWS") = kPanelRows;
@@ -526,6 +562,10 @@ NB_MODULE(_native, module) {
         .def("scale", &Native::scale)
         .def("soft_cap", &Native::soft_cap)
         .def("layer_norm", &Native::layer_norm)
+        .def("mix_streams", &Native::mix_streams)
+        .def("scale_columns", &Native::scale_columns)
+        .def("match_rms", &Native::match_rms)
+        .def("cut_columns", &Native::cut_columns)
         .def("embed_rows", &Native::embed_rows)
         .def("argmax", &Native::argmax)
         .def("top_k", &Native::top_k)

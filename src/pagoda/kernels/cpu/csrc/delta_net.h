@@ -262,6 +262,7 @@ void gated_rms_norm(const GatedRmsNorm& op, int64_t rows, Pool& pool) {
         std::memcpy(y, op.x + row * width, static_cast<size_t>(width) * sizeof(float));
         for (int64_t head = 0; head < op.heads; ++head)
             norm_head(y + head * op.size, op.weight, op.size, op.eps);
+        if (op.gate == nullptr) return;
         gate_row(y, op.gate + row * op.gate_stride, y, width, [](Floats v) { return silu(v); });
     });
 }

@@ -89,6 +89,10 @@ struct Kernels {
     void (*scale)(const Scale&, int64_t rows, Pool&);
     void (*soft_cap)(const SoftCap&, int64_t rows, Pool&);
     void (*layer_norm)(const LayerNorm&, int64_t rows, Pool&);
+    void (*mix_streams)(const MixStreams&, int64_t rows, Pool&);
+    void (*scale_columns)(const ScaleColumns&, int64_t rows, Pool&);
+    void (*match_rms)(const MatchRms&, int64_t rows, Pool&);
+    void (*cut_columns)(const CutColumns&, int64_t rows, Pool&);
     void (*embed_rows)(const EmbedRows&, int64_t rows, Pool&);
     void (*argmax)(const ArgMax&, int64_t rows, Pool&);
     void (*top_k)(const TopK&, int64_t rows, Pool&);

@@ -11,6 +11,7 @@
 #include "norm.h"
 #include "probes.h"
 #include "rope.h"
+#include "streams.h"
 
 #define PAGODA_JOIN_(a, b) a##b
 #define PAGODA_JOIN(a, b) PAGODA_JOIN_(a, b)
@@ -40,6 +41,10 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     scale,
     soft_cap,
     layer_norm,
+    mix_streams,
+    scale_columns,
+    match_rms,
+    cut_columns,
     embed_rows,
     argmax,
     top_k,

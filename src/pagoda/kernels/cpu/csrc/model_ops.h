@@ -77,10 +77,13 @@ struct PagedAttention {
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
 
-// y = activation(a) * b for x = [a, b].
+// y = activation(gate) * x.
 struct ActivateAndMul {
-    const float* x;  // [rows, 2 * size]
-    float* y;        // [rows, size]
+    const float* gate;  // [rows, size], gate_stride apart
+    int64_t gate_stride;
+    const float* x;     // [rows, size], x_stride apart
+    int64_t x_stride;
+    float* y;           // [rows, size]
     int64_t size;
     Activation activation;
 };
@@ -104,10 +107,10 @@ struct AddGated {
     int64_t size;
 };
 
-// y = x / rms(x) * weight * silu(gate) per head.
+// y = x / rms(x) * weight * silu(gate) per head; without a gate that factor is 1.
 struct GatedRmsNorm {
     const float* x;       // [rows, heads, size]
-    const float* gate;    // [rows, heads, size], rows gate_stride apart
+    const float* gate;    // [rows, heads, size], rows gate_stride apart, or null
     int64_t gate_stride;
     const float* weight;  // [size]
     float* y;             // [rows, heads, size]
@@ -202,6 +205,45 @@ struct LayerNorm {
     float* y;               // [rows, size]
     int64_t size;
     float eps;
+};
+
+constexpr int64_t kMaxStreams = 8;
+
+// y[i] = x[i] + sum over j of (weights[i, j] + plus) * adds[j].
+struct MixStreams {
+    const float* weights;            // [rows, streams, added]
+    int64_t streams;                 // up to kMaxStreams
+    int64_t added;                   // up to kMaxStreams
+    const float* x[kMaxStreams];     // [rows, size] each
+    const float* adds[kMaxStreams];  // [rows, size] each
+    float* y[kMaxStreams];           // [rows, size] each
+    int64_t size;
+    float plus;
+};
+
+// y = x * weight.
+struct ScaleColumns {
+    const float* x;       // [rows, size]
+    const float* weight;  // [size]
+    float* y;             // [rows, size]
+    int64_t size;
+};
+
+// y = x * rms(like) / sqrt(max(mean square of x, least)) per row.
+struct MatchRms {
+    const float* x;     // [rows, size]
+    const float* like;  // [rows, size]
+    float* y;           // [rows, size]
+    int64_t size;
+    float least;
+};
+
+// x = max(0, x - (mean + cut * standard deviation)) per row, in place.
+struct CutColumns {
+    float* x;  // [rows, size], stride apart
+    int64_t stride;
+    int64_t size;
+    float cut;
 };
 
 // Rows of a table, as fp32.

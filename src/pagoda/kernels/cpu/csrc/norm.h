@@ -54,8 +54,32 @@ void rms_norm(const RmsNorm& op, int64_t rows, Pool& pool) {
     pool.run(rows, [&](int64_t row) { rms_norm_row(op, row); });
 }
 
+struct Spread {
+    float mean;
+    float variance;
+};
+
 // Mean first, then the squares around it: their difference from a sum of squares would lose what
 // a large mean leaves of the digits.
+inline Spread spread_of(const float* x, int64_t count) {
+    constexpr int kStep = Floats::kSize;
+    const int64_t whole = count - count % kStep;
+    const float size = static_cast<float>(count);
+    Floats sums = Floats::zero();
+    for (int64_t i = 0; i < whole; i += kStep) sums = sums + Floats::load(x + i);
+    float total = sum(sums);
+    for (int64_t i = whole; i < count; ++i) total += x[i];
+    const float mean = total / size;
+    Floats squares = Floats::zero();
+    for (int64_t i = 0; i < whole; i += kStep) {
+        const Floats part = Floats::load(x + i) - Floats::all(mean);
+        squares = Floats::fma(part, part, squares);
+    }
+    float square = sum(squares);
+    for (int64_t i = whole; i < count; ++i) square += (x[i] - mean) * (x[i] - mean);
+    return {mean, square / size};
+}
+
 void layer_norm_row(const LayerNorm& op, int64_t row) {
     const float* x = op.x + row * op.size;
     float* y = op.y + row * op.size;
@@ -68,20 +92,8 @@ void layer_norm_row(const LayerNorm& op, int64_t row) {
         for (int64_t i = whole; i < op.size; ++i) y[i] = x[i] + residual[i];
         x = y;
     }
-    const float size = static_cast<float>(op.size);
-    Floats sums = Floats::zero();
-    for (int64_t i = 0; i < whole; i += kStep) sums = sums + Floats::load(x + i);
-    float total = sum(sums);
-    for (int64_t i = whole; i < op.size; ++i) total += x[i];
-    const float mean = total / size;
-    Floats squares = Floats::zero();
-    for (int64_t i = 0; i < whole; i += kStep) {
-        const Floats part = Floats::load(x + i) - Floats::all(mean);
-        squares = Floats::fma(part, part, squares);
-    }
-    float square = sum(squares);
-    for (int64_t i = whole; i < op.size; ++i) square += (x[i] - mean) * (x[i] - mean);
-    const float factor = 1.0f / std::sqrt(square / size + op.eps);
+    const auto [mean, variance] = spread_of(x, op.size);
+    const float factor = 1.0f / std::sqrt(variance + op.eps);
     for (int64_t i = 0; i < whole; i += kStep) {
         const Floats part = (Floats::load(x + i) - Floats::all(mean)) * Floats::all(factor);
         Floats::fma(part, Floats::load(op.weight + i), Floats::load(op.bias + i)).store(y + i);
