@@ -79,6 +79,13 @@ GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     "hidden_size_per_layer_input": 0, "final_logit_softcapping": 8.0, "tie_word_embeddings": True,
 }  # fmt: skip
+# llama.cpp knows by their places which layers borrow: those behind a window and a global one.
+GEMMA4_E = {
+    **GEMMA4, "attention_k_eq_v": False, "num_global_key_value_heads": None,
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCABULARY,
+    "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+}  # fmt: skip
 # Name: transformers' class, and what the configuration of its language model has beside SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaForCausalLM", {}),
@@ -146,6 +153,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3": ("Gemma3ForCausalLM", GEMMA3),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4e": ("Gemma4ForCausalLM", GEMMA4_E),
     "gemma4moe": (
         "Gemma4ForCausalLM",
         {

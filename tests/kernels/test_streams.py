@@ -1,5 +1,4 @@
-"""What only Gemma 3n computes: the reference against sums of numpy's, the native kernels against the
-reference on odd sizes."""
+"""What only Gemma 3n computes: the reference and the native kernels against numpy, on odd sizes."""
 
 import numpy as np
 import pytest

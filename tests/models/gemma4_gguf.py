@@ -41,7 +41,7 @@ def write_tower(path: Path, model: PreTrainedModel) -> None:
     for name, weight in model.state_dict().items():
         if not name.startswith((_TOWER, _EMBEDDER)):
             continue
-        plain = weight.dim() == 1 or name.endswith("position_embedding_table")
+        plain = weight.dim() < 2 or name.endswith("position_embedding_table")
         kind = np.float32 if plain else np.float16
         values = weight.numpy().astype(kind)
         weight.copy_(torch.from_numpy(values))
@@ -51,7 +51,9 @@ def write_tower(path: Path, model: PreTrainedModel) -> None:
         mapped = name.replace(_TOWER + "encoder.", "vision_model.model.")
         mapped = mapped.replace(".linear.weight", ".weight")
         mapped += ".weight" if name.endswith("position_embedding_table") else ""
-        stored = names.get_name(mapped, (".weight", ".bias"))
+        bounds = (".input_min", ".input_max", ".output_min", ".output_max")
+        stored = names.get_name(mapped, (".weight", ".bias", *bounds))
+        values = values[None] if values.ndim == 0 else values
         assert stored is not None, mapped
         writer.add_tensor(stored, np.ascontiguousarray(values))
     writer.write_header_to_file()

@@ -28,6 +28,10 @@ PREPROCESSOR = {
 }
 TEXT = {**tiny.GEMMA4, "use_bidirectional_attention": "vision", "max_position_embeddings": 512}
 EXPERTS = {**tiny.GEMMA4_MOE, **TEXT}
+SMALL = {
+    **TEXT, **tiny.GEMMA4_E, "clipped": True, "use_bidirectional_attention": None,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": TEXT["layer_types"],
+}  # fmt: skip
 
 
 def make(**text) -> PreTrainedModel:

@@ -53,6 +53,7 @@ MODELS = {
     "qwen3_moe": {**tiny.QWEN3_MOE, **SIZES, "moe_intermediate_size": 64},
     "qwen3_5": {**tiny.QWEN3_5, **SIZES},
     "gemma4": {**tiny.GEMMA4, **SIZES},
+    "gemma4_e": {**tiny.GEMMA4_E, **SIZES, "vocab_size_per_layer_input": 224},
     "gpt_oss": {**tiny.GPT_OSS, **SIZES},
 }
 CASES = [(family, "int4") for family in MODELS if family != "gpt_oss"]

@@ -46,7 +46,7 @@ MODELS = {
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     "gemma 2": ("gemma2", tiny.GEMMA2),
     "gemma 3": ("gemma3", tiny.GEMMA3),
-    "gemma 3n": ("gemma3n", tiny.GEMMA3N),
+    "gemma 3n": ("gemma3n", {**tiny.GEMMA3N, "vocab_size_per_layer_input": 190}),
     "gemma 4": ("gemma4", tiny.GEMMA4),
     "gemma 4 moe": ("gemma4", tiny.GEMMA4_MOE),
     "gemma 4 e": ("gemma4_e", tiny.GEMMA4_E),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import ModelSpec
+from pagoda.arch.spec import LayerSpec, ModelSpec
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model
 from pagoda.planner.memory.assumed import Dummy
@@ -15,7 +15,8 @@ from pagoda.planner.memory.tensors import parameter_count
 from tests.models.driver import Driver
 from tests.unit.arch.test_gemma2 import GEMMA2_27B
 from tests.unit.arch.test_gemma3 import GEMMA3_1B, GEMMA3_4B, GEMMA3_27B
-from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B
+from tests.unit.arch.test_gemma3n import GEMMA3N_E2B, GEMMA3N_E4B
+from tests.unit.arch.test_gemma4 import GEMMA4_26B_A4B, GEMMA4_31B, GEMMA4_E2B, GEMMA4_E4B
 from tests.unit.arch.test_moe import QWEN3_30B_A3B, QWEN_35B_A3B
 
 # As published, but for fields that nobody reads. Beside each the parameters of the whole model, as
@@ -73,19 +74,37 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
     # As transformers builds them. They see in tests/engine/test_gemma4_vision.py.
     "gemma-4-31B": (GEMMA4_31B, 31_273_088_876),
     "gemma-4-26B-A4B": (GEMMA4_26B_A4B, 25_805_936_206),
+    "gemma-4-E2B": (GEMMA4_E2B, 4_628_569_379),
+    "gemma-4-E4B": (GEMMA4_E4B, 7_463_013_418),
+    "gemma-3n-E2B": (GEMMA3N_E2B, 4_435_182_688),
+    "gemma-3n-E4B": (GEMMA3N_E4B, 6_835_235_568),
 }  # fmt: skip
 
 
 def one_of_each(spec: ModelSpec) -> ModelSpec:
-    """With one layer of each kind."""
-    kept = [spec.layers.index(layer) for layer in dict.fromkeys(spec.layers)]
+    """With one layer of each kind; those that borrow keys and values differ in whose they are."""
+    kinds = [_kind(layer) for layer in spec.layers]
+    kept = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
     weights = [
         rule if rule.layers is None else replace(
             rule, layers=tuple(new for new, old in enumerate(kept) if old in rule.layers)
         )
         for rule in spec.weights
     ]  # fmt: skip
-    return replace(spec, layers=tuple(spec.layers[i] for i in kept), weights=tuple(weights))
+    layers = [spec.layers[i] for i in kept]
+    for new, old in enumerate(kept):
+        back = getattr(layers[new].mixer, "borrows", 0)
+        if back:
+            lender = kept.index(kinds.index(kinds[old - back]))
+            layers[new] = replace(
+                layers[new], mixer=replace(layers[new].mixer, borrows=new - lender)
+            )
+    return replace(spec, layers=tuple(layers), weights=tuple(weights))
+
+
+def _kind(layer: LayerSpec) -> LayerSpec:
+    back = getattr(layer.mixer, "borrows", 0)
+    return replace(layer, mixer=replace(layer.mixer, borrows=1)) if back else layer
 
 
 @pytest.mark.parametrize("name", CONFIGS)

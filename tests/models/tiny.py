@@ -107,12 +107,13 @@ def _gemma3(**text) -> Gemma3Config:
     )
 
 
-def _gemma4(num_positions: int = 256, **text) -> Gemma4Config:
+def _gemma4(num_positions: int = 256, clipped: bool = False, **text) -> Gemma4Config:
     """With a tower for pictures."""
     vision = {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
         "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
-        "position_embedding_size": num_positions, "standardize": True,
+        "position_embedding_size": num_positions, "standardize": not clipped,
+        "use_clipped_linears": clipped,
     }  # fmt: skip
     tied = text["tie_word_embeddings"]
     return Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
@@ -292,6 +293,9 @@ def randomize(model: PreTrainedModel) -> None:
         base = 0.0 if id(weight) in centered else base
         weight.copy_(base + 0.15 * torch.randn(weight.shape))
     for name, number in model.named_buffers():
+        if name.endswith(("input_min", "input_max", "output_min", "output_max")):
+            bound = 0.5 + torch.rand(number.shape)
+            number.copy_(-bound if name.endswith("min") else bound)
         if name.endswith(("layer_scalar", "std_bias", "std_scale")):
             number.copy_(1.0 + 0.15 * torch.randn(number.shape))
         if name.endswith("e_score_correction_bias"):

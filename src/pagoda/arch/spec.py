@@ -257,6 +257,9 @@ class VisionSpec:
     pooled: bool = False
     """A token is the mean of its patches (Gemma 3 and 4), not what a layer of weights makes of
     them."""
+    clipped: bool = False
+    """If `pooled` and `gated`: what linear layers of blocks read and give lies within bounds that
+    each of them has."""
     standardized: bool = False
     """If `pooled` and `gated`: learned vectors move and scale the means."""
     deepstack: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ from torch import nn
 
 from pagoda.arch.spec import VisionSpec
 from pagoda.kernels import ops
+from pagoda.layers.clipped import ClippedLinears
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard, replicated
 from pagoda.layers.loading import LoadTarget, WeightedLayer
@@ -79,14 +80,15 @@ class PooledBlock(nn.Module):
         hidden, eps, self.head_dim = spec.hidden_size, spec.norm_eps, spec.head_dim
         self.activation = spec.activation
         self.attention_norm = RMSNorm(context, hidden, eps)
-        self.qkv = ColumnLinear(context, hidden, (Shard.whole(hidden),) * 3)
+        self.qkv = _linear(context, spec, hidden, (hidden,) * 3)
         self.q_norm = RMSNorm(context, self.head_dim, eps)
         self.k_norm = RMSNorm(context, self.head_dim, eps)
-        self.output = replicated(context, hidden, hidden)
+        self.output = _linear(context, spec, hidden, (hidden,))
         self.attention_result_norm = RMSNorm(context, hidden, eps)
         self.mlp_norm = RMSNorm(context, hidden, eps)
-        self.gate_up = ColumnLinear(context, hidden, (Shard.whole(spec.intermediate_size),) * 2)
-        self.down = replicated(context, spec.intermediate_size, hidden)
+        wide = spec.intermediate_size
+        self.gate_up = _linear(context, spec, hidden, (wide,) * 2)
+        self.down = _linear(context, spec, wide, (hidden,))
         self.result_norm = RMSNorm(context, hidden, eps)
 
     def forward(
@@ -107,6 +109,14 @@ class PooledBlock(nn.Module):
         inner = ops.activate_and_mul(self.gate_up(self.mlp_norm(x)), self.activation)
         out: torch.Tensor = x + self.result_norm(self.down(inner))
         return out
+
+
+def _linear(
+    context: LayerContext, spec: VisionSpec, columns: int, sizes: tuple[int, ...]
+) -> ColumnLinear | ClippedLinears:
+    if spec.clipped:
+        return ClippedLinears(context, columns, sizes)
+    return ColumnLinear(context, columns, tuple(map(Shard.whole, sizes)))
 
 
 class PooledVisionTower(nn.Module):

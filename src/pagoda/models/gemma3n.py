@@ -73,6 +73,9 @@ class Laurel(nn.Module):
 
 
 class Gemma3nLayer(DecoderLayer):
+    """Guesses all streams, computes the first one anew, and corrects the guesses by it; then the
+    layer's input is added to the others."""
+
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
         assert isinstance(layer.mixer, AttentionSpec) and layer.mlp is not None

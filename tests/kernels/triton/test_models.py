@@ -43,6 +43,7 @@ MODELS = {
         {**tiny.GEMMA4, "num_hidden_layers": 2, "sliding_window": WINDOW,
          "layer_types": ["sliding_attention", "full_attention"]},
     ),
+    "gemma 4 e": ("gemma4_e", {**tiny.GEMMA4_E, "sliding_window": WINDOW}),
 }  # fmt: skip
 
 

@@ -126,10 +126,23 @@ def test_the_tower():
     assert (blind.architecture, blind.vision) == ("Gemma4ForCausalLM", None)
 
 
+def test_a_tower_with_bounds():
+    """Each of its linear layers has four."""
+    vision = {**_VISION, "use_clipped_linears": True, "standardize": False}
+    tower = spec_for({**GEMMA4_E2B, "vision_config": vision}, {}, ()).vision
+    assert tower.clipped and not tower.standardized and not tower.both_ways
+    rules = {rule.param: rule.sources for rule in tower.weights}
+    before = "model.vision_tower.encoder.layers.{layer}.mlp.up_proj."
+    part = "vision.blocks.{layer}.gate_up.parts.1."
+    assert rules[part + "linear.weight"] == (before + "linear.weight",)
+    bounds = ("input_min", "input_max", "output_min", "output_max")
+    assert rules[part + "clip.weight"] == tuple(before + bound for bound in bounds)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_clipped_linears": True}, "vision_config.use_clipped_linears is true"),
+        ({"attention_bias": True}, "vision_config.attention_bias is true"),
         ({"hidden_activation": "relu"}, "vision activation 'relu'"),
         ({"head_dim": 64}, "head_dim is 64: 16 heads"),
         ({"num_key_value_heads": 4}, "num_key_value_heads must be num_attention_heads"),

@@ -141,7 +141,9 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     )
     if "clip.vision.projection_dim" not in metadata:
         return spec
-    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
+    # Small models look at pictures as they look at text.
+    both_ways = inputs is None
+    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size, both_ways)
     spec = replace(spec, ignored_weights=(*spec.ignored_weights, *_GGUF_AUDIO))
     return seeing(spec, _SEEING, vision, wide=False)
 

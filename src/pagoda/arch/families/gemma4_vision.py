@@ -1,7 +1,7 @@
 """Gemma 4's vision transformer."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
@@ -38,6 +38,7 @@ def vision_from_config(config: Mapping[str, Any], both_ways: bool) -> VisionSpec
         raise reader.error("num_key_value_heads", f"must be num_attention_heads, {heads}")
     rope = reader.section("rope_parameters") or Reader({}, "config.json")
     standardized = reader.flag("standardize", False)
+    clipped = reader.flag("use_clipped_linears", False)
     return VisionSpec(
         hidden_size=hidden,
         num_layers=layers,
@@ -50,18 +51,19 @@ def vision_from_config(config: Mapping[str, Any], both_ways: bool) -> VisionSpec
         num_positions=reader.integer("position_embedding_size", MAX_WIDTH),
         rope_theta=rope.number("rope_theta", _ROPE_THETA, above=1.0),
         norm_eps=reader.number("rms_norm_eps", 1e-6, below=1.0),
-        weights=_rules(_CONFIG, layers, standardized),
+        weights=_rules(_CONFIG, layers, standardized, clipped),
         both_ways=both_ways,
         pooled=True,
         gated=True,
+        clipped=clipped,
         standardized=standardized,
     )
 
 
 def vision_from_gguf(
-    metadata: Mapping[str, Any], tensor_names: Collection[str], out_size: int
+    metadata: Mapping[str, Any], tensor_names: Collection[str], out_size: int, both_ways: bool
 ) -> VisionSpec:
-    """`clip.*` of the file with the tower."""
+    """`clip.*` of the file with the tower, which does not say what `both_ways` does."""
     clip = Reader(metadata, "GGUF metadata", "clip.")
     # The file has room for a tower for sound, whose kind is another.
     kind = clip.text("vision.projector_type", clip.raw("projector_type"))
@@ -82,6 +84,7 @@ def vision_from_gguf(
             f"is {hidden}, which {heads} heads cannot share in multiples of 4",
         )
     standardized = set(_GGUF.means) <= set(tensor_names)
+    clipped = "v.blk.0.attn_q.input_min" in tensor_names
     return VisionSpec(
         hidden_size=hidden,
         num_layers=layers,
@@ -94,21 +97,22 @@ def vision_from_gguf(
         num_positions=_GGUF_POSITIONS,
         rope_theta=_ROPE_THETA,
         norm_eps=reader.number("attention.layer_norm_epsilon", 1e-6, below=1.0),
-        weights=_rules(_GGUF, layers, standardized),
+        weights=_rules(_GGUF, layers, standardized, clipped),
         color_planes=True,
-        both_ways=True,
+        both_ways=both_ways,
         pooled=True,
         gated=True,
+        clipped=clipped,
         standardized=standardized,
     )
 
 
 def _refuse_other_kinds(reader: Reader) -> None:
-    for name in ("use_clipped_linears", "attention_bias"):
-        if reader.flag(name, False):
-            raise UnsupportedModelError(
-                f"config.json: vision_config.{name} is true, which is not supported yet."
-            )
+    if reader.flag("attention_bias", False):
+        raise UnsupportedModelError(
+            "config.json: vision_config.attention_bias is true, which is not supported; no "
+            "published Gemma 4 has it."
+        )
     activation = reader.text("hidden_activation", _ACTIVATION)
     if activation != _ACTIVATION:
         raise UnsupportedModelError(
@@ -135,6 +139,8 @@ _PARTS = (
     "attention_norm", "qkv", "q_norm", "k_norm", "output", "attention_result_norm", "mlp_norm",
     "gate_up", "down", "result_norm",
 )  # fmt: skip
+_CLIPPED = ("qkv", "output", "gate_up", "down")
+_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 # As transformers writes them (modeling_gemma4.py).
 _CONFIG = _Names(
     patches="model.vision_tower.patch_embedder.input_proj.weight",
@@ -177,24 +183,38 @@ _GGUF = _Names(
 )
 
 
-def _rules(names: _Names, num_layers: int, standardized: bool) -> tuple[WeightRule, ...]:
+def _rules(
+    names: _Names, num_layers: int, standardized: bool, clipped: bool
+) -> tuple[WeightRule, ...]:
     mean, deviation = (
         WeightRule(f"vision.{param}.weight", (source,))
         for param, source in zip(("token_mean", "token_scale"), names.means, strict=True)
     )
-    layers = tuple(range(num_layers))
-    blocks = [
-        WeightRule(
-            f"vision.blocks.{{layer}}.{param}.weight",
-            tuple(f"{names.block}{source}.weight" for source in sources),
-            layers=layers,
-        )
-        for param, sources in zip(_PARTS, names.parts, strict=True)
-    ]
+    layers, block = tuple(range(num_layers)), "vision.blocks.{layer}."
+    blocks = []
+    for param, sources in zip(_PARTS, names.parts, strict=True):
+        if clipped and param in _CLIPPED:
+            blocks += _clipped_rules(f"{block}{param}.parts.", names.block, sources)
+            continue
+        whole = tuple(f"{names.block}{source}.weight" for source in sources)
+        blocks.append(WeightRule(f"{block}{param}.weight", whole))
     return (
         WeightRule("vision.patches.weight", (names.patches,)),
         WeightRule("vision.positions.weight", (names.positions,)),
-        *blocks,
+        *(replace(rule, layers=layers) for rule in blocks),
         *((mean, deviation) if standardized else ()),
         WeightRule("vision.projection.weight", (names.projection,)),
     )
+
+
+def _clipped_rules(param: str, before: str, sources: tuple[str, ...]) -> list[WeightRule]:
+    """Each of the linear layers that are merged elsewhere, and its bounds."""
+    rules = []
+    for index, source in enumerate(sources):
+        bounded = before + source.removesuffix(".linear")
+        bounds = tuple(f"{bounded}.{bound}" for bound in _BOUNDS)
+        rules += [
+            WeightRule(f"{param}{index}.linear.weight", (f"{before}{source}.weight",)),
+            WeightRule(f"{param}{index}.clip.weight", bounds),
+        ]
+    return rules

@@ -399,6 +399,12 @@ def _sandwiched_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]
             yield from _norm(block + name, hidden)
         for name in ("q_norm", "k_norm"):
             yield from _norm(block + name, spec.head_dim)
+        if spec.clipped:
+            yield from _clipped(block + "qkv", (hidden,) * 3, hidden)
+            yield from _clipped(block + "output", (hidden,), hidden)
+            yield from _clipped(block + "gate_up", (wide,) * 2, hidden)
+            yield from _clipped(block + "down", (hidden,), wide)
+            continue
         yield from _tower(block + "qkv", (heads, heads, heads), hidden, bias=False)
         yield from _tower(block + "output", _rows(hidden), hidden, spec.num_heads, bias=False)
         yield from _tower(block + "gate_up", _rows(wide, wide), hidden, bias=False)
@@ -407,6 +413,14 @@ def _sandwiched_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]
         yield from _norm("vision.token_mean", hidden)
         yield from _norm("vision.token_scale", hidden)
     yield from _tower("vision.projection", _rows(out_size), hidden, bias=False)
+
+
+def _clipped(name: str, sizes: tuple[int, ...], columns: int) -> Iterator[ModelTensor]:
+    """Linear layers side by side, each with four bounds."""
+    for index, size in enumerate(sizes):
+        part = f"{name}.parts.{index}."
+        yield from _tower(part + "linear", _rows(size), columns, bias=False)
+        yield from _norm(part + "clip", 4)
 
 
 def _tower(
