@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import ConfigError
-from pagoda.config.sampling import NUMBERS, Number
+from pagoda.config.parser import More
+from pagoda.config.sampling import NUMBERS, Number, sampler_order
 from pagoda.config.speculation import checked
 
 
@@ -24,6 +25,18 @@ class Same:
 
 def _sampling(number: Number) -> Callable[[str], dict[str, Any]]:
     return lambda text: {number.name: number.kind(text)}
+
+
+def _ordered(given: str | list[str]) -> dict[str, list[str]]:
+    try:
+        return {"samplers": sampler_order(given)}
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from error
+
+
+def _breaker(text: str) -> dict[str, list[str]]:
+    """`none` alone leaves none; each further flag adds its text."""
+    return {"dry_sequence_breakers": More([] if text == "none" else [text])}
 
 
 def _length(text: str) -> dict[str, int]:
@@ -107,6 +120,9 @@ SAME = (
     Same("-q", "quantization", str),
     Same("-cmoe --cpu-moe", "n_cpu_moe", str, "all"),
     *(Same(" ".join(number.flags), _SAMPLING, _sampling(number)) for number in NUMBERS),
+    Same("--samplers", _SAMPLING, lambda text: _ordered(text.split(";"))),
+    Same("--sampler-seq --sampling-seq", _SAMPLING, _ordered),
+    Same("--dry-sequence-breaker", _SAMPLING, _breaker),
     Same("--predict --n-predict", _SAMPLING, _length),
     Same("--grammar-file", "grammar", _file),
     Same("--json-schema-file -jf", "json_schema", _file),
