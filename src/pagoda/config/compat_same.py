@@ -39,6 +39,21 @@ def _breaker(text: str) -> dict[str, list[str]]:
     return {"dry_sequence_breakers": More([] if text == "none" else [text])}
 
 
+def _overridden(text: str) -> str | None:
+    """The entries that make a ranker of Qwen3-Reranker; no others are taken."""
+    given = json.loads(text)
+    known = {"architectures", "classifier_from_token", "is_original_qwen3_reranker"}
+    tokens = given.get("classifier_from_token") if isinstance(given, dict) else None
+    if given == {}:
+        return None
+    if not isinstance(tokens, list) or not given.keys() <= known:
+        raise ConfigError(
+            "it takes classifier_from_token, for a ranker, and no other entries; edit config.json "
+            "in a copy of the folder."
+        )
+    return ",".join(map(str, tokens))
+
+
 def _length(text: str) -> dict[str, int]:
     """Below 0, "as long as it likes" and "until the context is full", is no limit."""
     tokens = int(text)
@@ -123,6 +138,7 @@ SAME = (
     Same("--samplers", _SAMPLING, lambda text: _ordered(text.split(";"))),
     Same("--sampler-seq --sampling-seq", _SAMPLING, _ordered),
     Same("--dry-sequence-breaker", _SAMPLING, _breaker),
+    Same("--hf-overrides", "score_tokens", _overridden),
     Same("--predict --n-predict", _SAMPLING, _length),
     Same("--grammar-file", "grammar", _file),
     Same("--json-schema-file -jf", "json_schema", _file),

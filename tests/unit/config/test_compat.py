@@ -188,6 +188,8 @@ def test_flags_that_say_what_ours_say():
          {"samplers": ["top_k", "typ_p", "temperature"], "dynatemp_exponent": 2.0}),
         ("--dry-sequence-breaker none --dry-sequence-breaker a --dry-sequence-breaker b", "model",
          "override_generation_config", {"dry_sequence_breakers": ["a", "b"]}),
+        ('--hf-overrides {"classifier_from_token":["no","yes"],"is_original_qwen3_reranker":true}',
+         "model", "score_tokens", "no,yes"),
         ("--repeat-penalty 1.1", "model", "override_generation_config",
          {"repetition_penalty": 1.1}),
         ("--reasoning-format none", "model", "reasoning_parser", "none"),
