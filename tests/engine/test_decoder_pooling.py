@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Model,
 )
 
+from pagoda import PoolingParams as ScriptParams
 from pagoda.base.errors import ConfigError, RequestError
 from pagoda.config.engine import DeviceConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest, EngineReady, PoolingParams
@@ -223,3 +224,46 @@ def test_a_template_for_pairs_may_come_with_a_gguf():
     assert not ChatTemplate(
         {"default": json.dumps("{{ messages }} query document")}, {}
     ).takes_pairs
+
+
+def test_scripts_get_vectors_classes_and_scores(tmp_path: Path):
+    """`LLM.embed`, `classify` and `score`."""
+    torch.manual_seed(0)
+    model = Qwen3ForSequenceClassification(small(Qwen3Config, num_labels=1)).eval()
+    tiny.randomize(model)
+    ranker, bare = tmp_path / "ranker", tmp_path / "bare"
+    model.save_pretrained(ranker)
+    model.model.save_pretrained(bare)
+    options = {"device": "cpu", "threads": 1, "max_model_len": 320, "dtype": "float32"}
+    for folder in (ranker, bare):
+        write_byte_tokenizer(folder)
+    llm = LLM(str(ranker), **options)
+    ids = [[5, 6, 7], [9] * 200]
+    with torch.inference_mode():
+        logits = [float(model(torch.tensor([one])).logits[0, 0]) for one in ids]
+        states = [model.model(torch.tensor([one])).last_hidden_state[0, -1] for one in ids]
+    raw = llm.classify(ids, pooling_params=ScriptParams(use_activation=False), use_tqdm=False)
+    assert [output.outputs.probs[0] for output in raw] == pytest.approx(logits, abs=1e-4)
+    assert [output.prompt_token_ids for output in raw] == ids
+    found = llm.score("ab", ["c", "defg"], use_tqdm=False)
+    encode = llm.get_tokenizer().encode
+    both = [encode("ab", add_special_tokens=False) + encode(text, add_special_tokens=False)
+            for text in ("c", "defg")]  # fmt: skip
+    with torch.inference_mode():
+        expected = [float(model(torch.tensor([one])).logits[0, 0].sigmoid()) for one in both]
+    assert [output.outputs.score for output in found] == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(RequestError, match="classifier"):
+        llm.embed("a")
+    llm = LLM(str(bare), **options)
+    vectors = [output.outputs.embedding for output in llm.embed(ids, use_tqdm=False)]
+    unit = [(state / state.norm()).tolist() for state in states]
+    np.testing.assert_allclose(vectors, unit, atol=1e-5)
+    cut = ScriptParams(truncate_prompt_tokens=3, use_activation=False)
+    outputs = llm.embed([[5, 6, 7, 8, 9]], use_tqdm=False, pooling_params=cut)
+    np.testing.assert_allclose(outputs[0].outputs.embedding, states[0].tolist(), atol=1e-4)
+    scores_ = llm.score(["ab", "c"], ["c", "c"], use_tqdm=False)
+    assert scores_[1].outputs.score == pytest.approx(1)
+    assert scores_[0].outputs.score < 0.999
+    for wrong in (lambda: llm.classify("a"), lambda: llm.score(["a", "b"], ["a"] * 3)):
+        with pytest.raises(RequestError):
+            wrong()
