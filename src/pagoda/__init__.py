@@ -7,12 +7,23 @@ from pagoda.version import __version__
 if TYPE_CHECKING:
     from pagoda.core.sampling import SamplingParams
     from pagoda.core.structured import StructuredOutputsParams
+    from pagoda.engine.beams import BeamSearchParams
     from pagoda.engine.llm import LLM
+    from pagoda.engine.offline_vectors import PoolingParams
 
-__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "PoolingParams",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 _LAZY = {
+    "BeamSearchParams": "pagoda.engine.beams",
     "LLM": "pagoda.engine.llm",
+    "PoolingParams": "pagoda.engine.offline_vectors",
     "SamplingParams": "pagoda.core.sampling",
     "StructuredOutputsParams": "pagoda.core.structured",
 }

@@ -34,7 +34,15 @@ def text_of(tokens: list[int]) -> str:
     return bytes(token for token in tokens if token < 256).decode()
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 3},
+        {"typical_p": 0.9, "xtc_probability": 1.0, "dry_multiplier": 2.0, "seed": 3},
+        {"mirostat": 2, "mirostat_tau": 2.0, "seed": 3},
+    ],
+)
 def test_outputs_follow_their_grammars(make_driver, follow, make_request, grammars, sampling):
     alone = make_driver()
     alone.add(make_request("free", **sampling))

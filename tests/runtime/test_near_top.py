@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from pagoda.runtime.sampling.sampler import keep_near_top
+from pagoda.runtime.sampling.near_top import keep_near_top
 
 
 def test_keeps_what_is_within_n_deviations_of_the_largest() -> None:

@@ -27,6 +27,26 @@ KINDS = {
         "seed": 3,
     },
     "unseeded": {"temperature": 1.0},
+    "chain": {
+        "temperature": 0.9,
+        "dry_multiplier": 0.8,
+        "dry_allowed_length": 0,
+        "xtc_probability": 0.5,
+        "xtc_threshold": 0.01,
+        "typical_p": 0.95,
+        "dynatemp_range": 0.3,
+        "presence_penalty": 0.5,
+        "seed": 4,
+    },
+    "order": {
+        "samplers": ["top_p", "temperature", "penalties"],
+        "temperature": 1.5,
+        "top_p": 0.7,
+        "repetition_penalty": 1.5,
+        "seed": 5,
+    },
+    "mirostat": {"mirostat": 2, "mirostat_tau": 3.0, "seed": 6},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0, "seed": 6, "frequency_penalty": 0.5},
 }
 
 
@@ -82,8 +102,8 @@ def test_random_mixes_and_preemption_change_nothing(alone, requests, driver):
 def test_plans_need_no_results(alone, requests, driver):
     """All plans are made before the first is executed: later than any scheduler would be."""
     driver.add(*requests.values())
-    # Prompts of up to 50 tokens take 3 steps; the rest are decode steps.
-    plans = [driver.plan(dict.fromkeys(requests, 20)) for _ in range(NUM_TOKENS + 2)]
+    # Prompts of up to 80 tokens take 4 steps; the rest are decode steps.
+    plans = [driver.plan(dict.fromkeys(requests, 20)) for _ in range(NUM_TOKENS + 3)]
     for plan in plans:
         driver.execute(plan)
     assert {name: tokens[:NUM_TOKENS] for name, tokens in driver.tokens.items()} == alone

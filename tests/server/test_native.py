@@ -183,6 +183,45 @@ def test_values_of_its_own(start, sent: dict[str, Any], name: str, value: Any) -
     assert getattr(client.requests[0].sampling, name) == value
 
 
+def test_samplers_of_llama_cpp_reach_the_engine_in_their_order(start) -> None:
+    client = FakeClient()
+    server = start(client)
+    sent = {
+        "dry_multiplier": 0.8, "dry_sequence_breakers": ["b"], "xtc_probability": 0.5, "top_k": 4,
+        "samplers": ["xtc", "top-k", "dry", "temp", "adaptive_p"], "top_p": 0.5,
+    }  # fmt: skip
+    reply = server.post("/completion", prompt="a", **sent).json()
+    sampling = client.requests[0].sampling
+    assert sampling.samplers == ["xtc", "top_k", "dry", "temperature"]
+    assert (sampling.dry_multiplier, sampling.xtc_probability) == (0.8, 0.5)
+    assert sampling.top_p == 1  # not named
+    assert client.requests[0].dry_breaker_ids == [[98]]
+    settings = reply["generation_settings"]
+    assert settings["samplers"] == sampling.samplers and settings["dry_base"] == 1.75
+    chat = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "typical_p": 0.5}
+    assert server.post("/v1/chat/completions", **chat, samplers="yk").status_code == 200
+    assert client.requests[1].sampling.chain == ["typ_p"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"samplers": ["top_k", "luck"]}, "samplers"),
+        ({"samplers": "kz"}, "samplers"),
+        ({"xtc_probability": 2}, "xtc_probability"),
+        ({"mirostat": 3}, "mirostat"),
+        ({"dry_base": 0.5}, "dry_base"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": [""]}, "dry_sequence_breakers"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["a" * 41]}, "dry_sequence_breakers"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["a"] * 33}, "dry_sequence_breakers"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/completion", "/v1/completions"])
+def test_bad_samplers(shared: RunningServer, route: str, sent: dict[str, Any], param: str) -> None:
+    model = {} if route == "/completion" else {"model": "fake"}
+    assert error_of(shared.post(route, prompt="a", **model, **sent))["param"] == param
+
+
 @pytest.mark.parametrize(
     ("field", "refused", "neutral"),
     [

@@ -189,8 +189,9 @@ def test_values_of_its_own(
     ("body", "told"),
     [
         ({"options": {"num_ctx": 4096}}, "context of 2048 tokens"),
-        ({"options": {"mirostat": 2}}, "mirostat"),
-        ({"options": {"typical_p": 0.7}}, "typical_p"),
+        ({"options": {"mirostat": 3}}, "mirostat"),
+        ({"options": {"typical_p": 1.7}}, "typical_p"),
+        ({"options": {"tfs_z": 0.7}}, "tfs_z"),
         ({"options": {"temperature": "hot"}}, "temperature"),
         ({"options": {"repeat_last_n": 64, "repeat_penalty": 1.5}}, "repeat_last_n"),
         ({"options": []}, "options"),

@@ -14,6 +14,9 @@ _PREFIX = "model."
 _NESTED = "model.language_model."
 _HEADLESS = ("Model", "ForSequenceClassification")
 _GGUF_CLASSIFIER = "cls.output.weight"
+_GGUF_UNPOOLED = 0
+_GGUF_POOLING: dict[int, PoolingMethod] = {1: "mean", 2: "cls", 3: "last"}
+"""llama.cpp's numbers."""
 
 
 def causal_class(name: str) -> str:
@@ -43,11 +46,25 @@ def with_config_head(
 def with_gguf_head(spec: ModelSpec, reader: Reader, tensor_names: Collection[str]) -> ModelSpec:
     """The spec of a GGUF decoder, which holds a classifier where llama.cpp converted a reranker."""
     if _GGUF_CLASSIFIER not in tensor_names:
-        return spec
+        return _with_gguf_pooling(spec, reader)
     labels = reader.texts("classifier.output_labels", ("LABEL_0",))
     activation: Activation = "sigmoid" if len(labels) == 1 else "softmax"
     pooling = PoolingSpec("last", False, None, labels, activation)
     return _with_classifier(_without_head(spec), _GGUF_CLASSIFIER, pooling)
+
+
+def _with_gguf_pooling(spec: ModelSpec, reader: Reader) -> ModelSpec:
+    """With the pooling that llama.cpp's converter noted, where the model is for vectors."""
+    code = reader.raw("pooling_type")
+    if code is None or code == _GGUF_UNPOOLED:
+        return spec
+    if code not in _GGUF_POOLING:
+        known = ", ".join(f"{number} ({name})" for number, name in _GGUF_POOLING.items())
+        raise UnsupportedModelError(
+            f"The GGUF pools by type {code!r}, which is none of {known}; a ranker (4) needs its "
+            "tensor cls.output.weight."
+        )
+    return replace(spec, pooling=replace(spec.pooling, method=_GGUF_POOLING[code]))
 
 
 def _without_head(spec: ModelSpec) -> ModelSpec:

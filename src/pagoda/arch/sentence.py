@@ -38,10 +38,6 @@ def with_sentence_files(
     if path.is_file():
         reader = Reader(config or {}, "config.json")
         pooling = _with_modules(pooling, read_json_list(path), folder, reader)
-    if spec.encoder is None and pooling.method != "last":
-        raise UnsupportedModelError(
-            f"The model pools by {pooling.method}; decoders pool their last token here."
-        )
     return replace(spec, pooling=pooling)
 
 

@@ -67,8 +67,7 @@ DEFAULT_FIELD = Fact(
     has=("--override-generation-config",),
 )
 SAMPLERS = Fact(
-    f"samplers are {', '.join(_SAMPLERS[:-1])} and {_SAMPLERS[-1]}, in this order; "
-    "there is no other",
+    f"samplers are mirostat, {', '.join(_SAMPLERS[:-1])} and {_SAMPLERS[-1]}; there is no other",
     has=tuple(number.name for number in NUMBERS),
     lacks=tuple(absent.native for absent in ABSENT),
 )
@@ -130,7 +129,7 @@ FITS = Fact(
     has=("--gpu-memory-utilization", "pagoda.planner.resolve"),
 )
 WHOLE_CONTEXT = Fact(
-    "a request ends when the context is full", lacks=("context_shift", "n_keep", "sliding_context")
+    "a request ends when the context is full", lacks=("context_shift", "sliding_context")
 )
 TYPES = Fact(
     "give --kv-cache-dtype int8, the smallest that keys and values have",

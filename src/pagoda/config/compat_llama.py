@@ -230,8 +230,6 @@ _SAMPLING = (
            Fact("llama.cpp means --reverse-prompt, vLLM --node-rank; write the one that you mean",
                 lacks=("node_rank",))),
     Compat("--reverse-prompt", "v", "refused", Fact("send `stop` with requests", has=("stop",))),
-    Compat("--samplers", "v", "refused", facts.SAMPLERS),
-    Compat("--sampler-seq --sampling-seq", "v", "refused", facts.SAMPLERS),
     Compat("--ignore-eos", "-", "refused", Fact("send ignore_eos with requests",
                                                 has=("ignore_eos",))),
     Compat("--logit-bias -l", "v", "refused", Fact("send logit_bias with requests",

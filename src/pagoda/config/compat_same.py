@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pagoda.base.errors import ConfigError
-from pagoda.config.sampling import NUMBERS, Number
+from pagoda.config.parser import More
+from pagoda.config.sampling import NUMBERS, Number, sampler_order
 from pagoda.config.speculation import checked
 
 
@@ -24,6 +25,33 @@ class Same:
 
 def _sampling(number: Number) -> Callable[[str], dict[str, Any]]:
     return lambda text: {number.name: number.kind(text)}
+
+
+def _ordered(given: str | list[str]) -> dict[str, list[str]]:
+    try:
+        return {"samplers": sampler_order(given)}
+    except ValueError as error:
+        raise ConfigError(f"{error}.") from error
+
+
+def _breaker(text: str) -> dict[str, list[str]]:
+    """`none` alone leaves none; each further flag adds its text."""
+    return {"dry_sequence_breakers": More([] if text == "none" else [text])}
+
+
+def _overridden(text: str) -> str | None:
+    """The entries that make a ranker of Qwen3-Reranker; no others are taken."""
+    given = json.loads(text)
+    known = {"architectures", "classifier_from_token", "is_original_qwen3_reranker"}
+    tokens = given.get("classifier_from_token") if isinstance(given, dict) else None
+    if given == {}:
+        return None
+    if not isinstance(tokens, list) or not given.keys() <= known:
+        raise ConfigError(
+            "it takes classifier_from_token, for a ranker, and no other entries; edit config.json "
+            "in a copy of the folder."
+        )
+    return ",".join(map(str, tokens))
 
 
 def _length(text: str) -> dict[str, int]:
@@ -107,6 +135,10 @@ SAME = (
     Same("-q", "quantization", str),
     Same("-cmoe --cpu-moe", "n_cpu_moe", str, "all"),
     *(Same(" ".join(number.flags), _SAMPLING, _sampling(number)) for number in NUMBERS),
+    Same("--samplers", _SAMPLING, lambda text: _ordered(text.split(";"))),
+    Same("--sampler-seq --sampling-seq", _SAMPLING, _ordered),
+    Same("--dry-sequence-breaker", _SAMPLING, _breaker),
+    Same("--hf-overrides", "score_tokens", _overridden),
     Same("--predict --n-predict", _SAMPLING, _length),
     Same("--grammar-file", "grammar", _file),
     Same("--json-schema-file -jf", "json_schema", _file),

@@ -78,8 +78,6 @@ _MODEL = (
     Compat("--skip-tokenizer-init", "-", "refused",
            Fact("the API needs the tokenizer", has=("/tokenize",))),
     Compat("--hf-token -hft", "?", "refused", Fact("set the variable HF_TOKEN", has=("HF_TOKEN",))),
-    Compat("--hf-overrides", "j", "refused",
-           Fact("edit config.json in a copy of the folder", lacks=("hf_overrides",))),
     Compat("--hf-config-path", "v", "refused",
            Fact("put config.json beside the weights", lacks=("config_path",))),
     Compat("--config-format", "v", "none",

@@ -136,9 +136,15 @@ class ModelConfig(Options):
     pooling: str = option(
         "auto",
         "How a text's states become its vector: by default as the model's files say; `rank` is a "
-        "classifier's score. Decoders pool their last token.",
+        "classifier's score. Where they say nothing an encoder has its first token's, a decoder "
+        "its last.",
         choices=("auto", "cls", "last", "max", "mean", "rank"),
         parse=str.lower,
+    )
+    score_tokens: str | None = option(
+        None,
+        "`no,yes`: the model becomes a reranker: its score is the output head's logit of the second"
+        " word less that of the first. For Qwen3-Reranker without sentence-transformers' files.",
     )
     revision: str | None = option(None, "Branch, tag or commit on the hub.")
     download_dir: str | None = option(None, "Folder for downloaded models.")

@@ -176,10 +176,16 @@ class MergeJson(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class More(list[Any]):
+    """Entries of a list that several flags give."""
+
+
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     out = dict(first)
     for key, value in second.items():
         old = out.get(key)
+        if isinstance(old, More) and isinstance(value, More):
+            value = More([*old, *value])
         nested = isinstance(old, dict) and isinstance(value, dict)
         out[key] = _merged(old, value) if nested else value  # type: ignore[arg-type]  # `nested` narrows
     return out

@@ -23,9 +23,10 @@ class Number:
     range: str
     """What it must be, for the error's sake."""
     column: str
-    """numpy's name for its type in the runner's table."""
+    """numpy's name for its type in the runner's table; empty for what only a chain of samplers
+    reads (`pagoda.runtime.sampling.chain`)."""
     sampler: str
-    """The one of SAMPLERS that it belongs to."""
+    """The one of SAMPLERS that it belongs to; empty where it is none's."""
     native: str
     """llama-server's field for it."""
     open_low: bool = False
@@ -72,13 +73,65 @@ NUMBERS = (
            "frequency_penalty"),
     Number("repetition_penalty", 1.0, 0.01, 100, "between 0.01 and 100", "f4", "penalties",
            "repeat_penalty", flag="--repeat-penalty"),
+    Number("dry_multiplier", 0.0, 0, 100, "between 0 and 100", "", "dry", "dry_multiplier"),
+    Number("dry_base", 1.75, 1, 100, "between 1 and 100", "", "dry", "dry_base"),
+    Number("dry_allowed_length", 2, 0, MAX_INT, "0 or more, in 64 bits", "", "dry",
+           "dry_allowed_length"),
+    Number("dry_penalty_last_n", -1, -1, MAX_INT, "-1, 0 or more, in 64 bits", "", "dry",
+           "dry_penalty_last_n"),
+    Number("typical_p", 1.0, 0, 1, "in (0, 1]", "", "typ_p", "typical_p", open_low=True,
+           flag="--typical"),
+    Number("xtc_probability", 0.0, 0, 1, "in [0, 1]", "", "xtc", "xtc_probability"),
+    Number("xtc_threshold", 0.1, 0, 1, "in [0, 1]", "", "xtc", "xtc_threshold"),
+    Number("dynatemp_range", 0.0, 0, 100, "between 0 and 100", "", "temperature",
+           "dynatemp_range"),
+    Number("dynatemp_exponent", 1.0, 0, 100, "between 0 and 100", "", "temperature",
+           "dynatemp_exponent", flag="--dynatemp-exp"),
+    Number("mirostat", 0, 0, 2, "0, 1 or 2", "", "", "mirostat"),
+    Number("mirostat_tau", 5.0, 0, 100, "between 0 and 100", "", "", "mirostat_tau",
+           flag="--mirostat-ent"),
+    Number("mirostat_eta", 0.1, 0, 100, "between 0 and 100", "", "", "mirostat_eta",
+           flag="--mirostat-lr"),
+    Number("min_keep", 0, 0, MAX_INT, "0 or more, in 64 bits", "", "", "min_keep"),
 )  # fmt: skip
 
 SAMPLERS = {
-    "penalties": "e", "top_n_sigma": "s", "temperature": "t", "min_p": "m", "top_k": "k",
-    "top_p": "p",
+    "penalties": "e", "dry": "d", "top_n_sigma": "s", "top_k": "k", "typ_p": "y", "top_p": "p",
+    "min_p": "m", "xtc": "x", "temperature": "t",
 }  # fmt: skip
-"""In the order in which they are applied, with llama.cpp's letters."""
+"""In llama.cpp's order, with its letters."""
+ENGINE_ORDER = ("penalties", "top_n_sigma", "temperature", "min_p", "top_k", "top_p")
+"""Those that any request may have, in the order in which they are applied where none is asked for:
+vLLM's. `SamplingParams.chain` says which requests follow another."""
+DRY_BREAKERS = ("\n", ":", '"', "*")
+"""Where DRY's repetitions begin anew, unless told otherwise."""
+# As llama.cpp's flags and older clients spell them.
+_OTHER_NAMES = {
+    "temp": "temperature", "typical": "typ_p", "typical_p": "typ_p", "typ": "typ_p",
+    "nucleus": "top_p",
+}  # fmt: skip
+_ABSENT_NAMES = {"adaptive_p": "a"}
+"""Samplers that may be named: what would make them do something is refused."""
+
+
+def sampler_order(given: str | list[str]) -> list[str]:
+    """Names of SAMPLERS in the order in which they are given: as names, or letters in a string.
+
+    ValueError says which name is none.
+    """
+    if isinstance(given, str):
+        names = {letter: name for name, letter in (SAMPLERS | _ABSENT_NAMES).items()}
+    else:
+        names = {name: name for name in (*SAMPLERS, *_ABSENT_NAMES)} | _OTHER_NAMES
+    order: dict[str, None] = {}
+    for text in given:
+        key = text if isinstance(given, str) else text.strip().lower().replace("-", "_")
+        if key not in names:
+            known = ", ".join(f"{name} ({letter})" for name, letter in SAMPLERS.items())
+            raise ValueError(f"there is no sampler {text[:64]!r}; there are {known}")
+        if names[key] in SAMPLERS:
+            order[names[key]] = None
+    return list(order)
 
 
 @dataclass(frozen=True)
@@ -96,16 +149,6 @@ class Absent:
 ABSENT = (
     Absent("adaptive_target", (-1,), "--adaptive-target",
            (("adaptive_decay", "--adaptive-decay"),)),
-    Absent("dry_multiplier", (0,), "--dry-multiplier",
-           (("dry_allowed_length", "--dry-allowed-length"), ("dry_base", "--dry-base"),
-            ("dry_penalty_last_n", "--dry-penalty-last-n"),
-            ("dry_sequence_breakers", "--dry-sequence-breaker"))),
-    Absent("dynatemp_range", (0,), "--dynatemp-range", (("dynatemp_exponent", "--dynatemp-exp"),)),
-    Absent("min_keep", (0,)),
-    Absent("mirostat", (0,), "--mirostat",
-           (("mirostat_eta", "--mirostat-lr"), ("mirostat_tau", "--mirostat-ent"))),
-    Absent("typical_p", (1,), "--typical --typical-p"),
-    Absent("xtc_probability", (0,), "--xtc-probability", (("xtc_threshold", "--xtc-threshold"),)),
 )  # fmt: skip
 
 

@@ -55,6 +55,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     bad_word_ids: list[list[int]] = msgspec.field(default_factory=list)
     """`sampling.bad_words` as token sequences; only the client knows the tokenizer."""
+    dry_breaker_ids: list[list[int]] = msgspec.field(default_factory=list)
+    """`sampling.dry_sequence_breakers` likewise, for requests with DRY."""
     prediction_token_ids: list[int] = msgspec.field(default_factory=list)
     """What the client expects of the whole reply; empty where it said nothing."""
     grammar: str | None = None

@@ -6,10 +6,19 @@ from typing import Annotated, Any
 import msgspec
 
 from pagoda.base.errors import RequestError
-from pagoda.config.sampling import MAX_INT, NUMBERS
+from pagoda.config.sampling import (
+    DRY_BREAKERS,
+    ENGINE_ORDER,
+    MAX_INT,
+    NUMBERS,
+    SAMPLERS,
+    neutral,
+    sampler_order,
+)
 from pagoda.core.structured import StructuredOutputsParams
 
 MAX_LOGIT_BIAS = 100.0
+_BESIDE_MIROSTAT = ("penalties", "dry", "temperature")
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True):
@@ -38,6 +47,36 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
     top_n_sigma: float = 0.0
     """Keeps tokens whose logits are within so many standard deviations of the largest; 0 or -1
     keeps all."""
+    dry_multiplier: float = 0.0
+    """What a token loses that would make a repetition longer (DRY): so much times `dry_base` to
+    the power of the repetition's length beyond `dry_allowed_length`. 0 is off."""
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    """Tokens that are looked at; -1 is all of them, 0 none."""
+    dry_sequence_breakers: list[str] = msgspec.field(default_factory=lambda: list(DRY_BREAKERS))
+    """Texts across which nothing counts as a repetition."""
+    typical_p: float = 1.0
+    """Keeps the tokens whose information is nearest to the entropy, up to this share; 1 all."""
+    xtc_probability: float = 0.0
+    """How often all but the last of the tokens that are at least `xtc_threshold` probable are left
+    out (XTC)."""
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    """Lets the temperature vary by so much in both directions, with the entropy to the power of
+    `dynatemp_exponent`."""
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    """1 or 2: a feedback keeps the surprise of tokens near `mirostat_tau` bits, in place of the
+    samplers that leave tokens out (arXiv:2007.14966)."""
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    """How fast the feedback is."""
+    min_keep: int = 0
+    """The least that top-p, min-p, typical and XTC leave of the tokens before them."""
+    samplers: list[str] | None = None
+    """Samplers in the order in which they are applied; one that is not named is off. None: the
+    engine's order, or llama.cpp's where one of its own is on."""
     seed: int | None = None
     stop: list[str] = msgspec.field(default_factory=list)
     stop_token_ids: list[int] = msgspec.field(default_factory=list)
@@ -68,6 +107,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
             self.stop = [self.stop]
         self._check_numbers()
         self._check_lists()
+        if self.samplers is not None:
+            self.samplers = named_samplers(self.samplers)
+            for sampler in SAMPLERS.keys() - set(self.samplers):
+                for name, value in neutral(sampler).items():
+                    setattr(self, name, value)
 
     def _check_numbers(self) -> None:
         _require(_is_int(self.n) and self.n >= 1, "n", self.n, "an integer of at least 1")
@@ -113,9 +157,44 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, dict=True
             for token in self.allowed_token_ids:
                 _require(_is_int(token) and token >= 0, "allowed_token_ids", token, "token ids")
 
+        for text in self.dry_sequence_breakers:
+            _require(isinstance(text, str), "dry_sequence_breakers", text, "texts")
+
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5
+        return self.temperature < 1e-5 and not self.dynatemp_range
+
+    @property
+    def chain(self) -> list[str] | None:
+        """Samplers of this request that do something, in its own order: None where the engine's
+        order does the same. With mirostat nothing else leaves tokens out."""
+        order = list(SAMPLERS) if self.samplers is None else self.samplers
+        active = [sampler for sampler in order if self._does_something(sampler)]
+        if self.mirostat:
+            return [name for name in active if name in _BESIDE_MIROSTAT]
+        if self.dynatemp_range or self.min_keep > 1 or not set(active) <= set(ENGINE_ORDER):
+            return active
+        usual = [sampler for sampler in ENGINE_ORDER if sampler in active]
+        return None if self.samplers is None or active == usual else active
+
+    def _does_something(self, sampler: str) -> bool:
+        if sampler == "dry":
+            return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+        if sampler == "xtc":
+            return self.xtc_probability > 0 and self.xtc_threshold <= 0.5
+        if sampler in ("top_k", "top_n_sigma"):
+            return bool(getattr(self, sampler) > 0)
+        return neutral(sampler) != {name: getattr(self, name) for name in neutral(sampler)}
+
+
+def named_samplers(given: str | list[str]) -> list[str]:
+    """As `sampler_order`; RequestError for a name that is none."""
+    texts = isinstance(given, str) or all(isinstance(text, str) for text in given)
+    _require(texts, "samplers", given, "names")
+    try:
+        return sampler_order(given)
+    except ValueError as error:
+        raise RequestError(f"samplers: {error}.", param="samplers") from error
 
 
 def _is_int(value: object) -> bool:

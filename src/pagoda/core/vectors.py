@@ -1,5 +1,7 @@
 """What requests make of pooled hidden states and logits: vectors, scores and similarities."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -51,6 +53,28 @@ def scores(logits: bytes, pooling: PoolingSpec, activated: bool | None) -> Vecto
 def cosine(first: Vector, second: Vector) -> float:
     """Cosine of two vectors of length 1; -1 to 1."""
     return float(np.clip(np.dot(first, second), -1.0, 1.0))
+
+
+def cosines(first: Sequence[Vector], second: Sequence[Vector]) -> list[float]:
+    """Cosines of vectors of length 1, pair by pair; one alone in `first` goes with every second."""
+    if len(first) == 1:
+        return [float(value) for value in np.clip(np.stack(second) @ first[0], -1.0, 1.0)]
+    return [cosine(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def score_label(pooling: PoolingSpec, name: str) -> int | None:
+    """Which of a classifier's scores says how alike two texts are; None for a model without a
+    classifier, whose vectors are compared. RequestError where several labels leave none."""
+    labels = pooling.labels
+    if set(labels) == {"yes", "no"}:
+        return labels.index("yes")  # a reranker that answers yes or no
+    if len(labels) > 1:
+        raise RequestError(
+            f"{name} is a classifier with {len(labels)} labels, and scores need one; use "
+            "/classify.",
+            "model",
+        )
+    return 0 if labels else None
 
 
 def check_dimensions(wanted: int | None, size: int, pooling: PoolingSpec) -> None:

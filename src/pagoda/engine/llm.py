@@ -1,29 +1,40 @@
 """The offline engine: a model in this process, used by a script. Names and results are vLLM's."""
 
 import itertools
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
 
-from pagoda.base.errors import RequestError
+from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
 from pagoda.core.sampling import SamplingParams
+from pagoda.engine.beams import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    BeamSearchSequence,
+    beam_search,
+)
 from pagoda.engine.constraint import (
     Constraint,
     ToolUse,
     chat_constraint,
     completion_constraint,
 )
+from pagoda.engine.interrupt import deferred_interrupt
 from pagoda.engine.media import MediaFiles, Placed, attach_media, payloads
 from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
-from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput
+from pagoda.engine.offline_vectors import (
+    ClassificationOutput,
+    EmbeddingOutput,
+    OfflineVectors,
+    PoolingParams,
+    PoolingRequestOutput,
+    ScoringOutput,
+)
+from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput, TokenTable
 from pagoda.engine.processes.watchdog import Watchdog
 from pagoda.engine.requests import RequestLimits, fan_out, make_request
 from pagoda.engine.served.text_side import fetch_model, load_text_side
@@ -82,8 +93,10 @@ class LLM:
             clamp_max_tokens=True,
             generates=ready.generates,
         )
+        self._unlimited = replace(self._limits, max_logprobs=-1)
         self._media = OfflineMedia(self._text, ready.media, self._config.media)
         self._req_ids = itertools.count()
+        self._vectors = OfflineVectors(self._core, self._text, self._limits, ready.pooling)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -156,6 +169,90 @@ class LLM:
                 )
         return outputs
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """The most likely continuations of each prompt, which may not hold media. A hypothesis
+        ends at the context's end, too. Raises RequestError as `generate`."""
+        ids = [self._tokenize(prompt).ids for prompt in _as_list(prompts)]
+        room = self.max_model_len - max(map(len, ids), default=0)
+        if room < 1:
+            raise ContextLengthError(
+                f"The longest prompt leaves no room in the context of {self.max_model_len} tokens.",
+                "prompts",
+            )
+        params = replace(params, max_tokens=min(params.max_tokens, room))
+        tokenizer = self._text.tokenizer
+
+        def expand(beams: Sequence[BeamSearchSequence], count: int) -> list[TokenTable]:
+            sampling = SamplingParams(
+                max_tokens=1, temperature=0.0, ignore_eos=True,
+                logprobs=min(count, self._limits.vocab_size),
+            )  # fmt: skip
+            found = self._run(
+                [_Tokenized(None, beam.tokens) for beam in beams], sampling, use_tqdm, None,
+                lambda text, sampling: Constraint(), limits=self._unlimited,
+            )  # fmt: skip
+            return [(output.outputs[0].logprobs or [{}])[0] for output in found]
+
+        outputs = beam_search(ids, params, tokenizer.eos_token_ids, expand)
+        for output in outputs:
+            for sequence in output.sequences:
+                sequence.text = tokenizer.decode(sequence.tokens, skip_special_tokens=True)
+        return outputs
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PoolingRequestOutput[EmbeddingOutput]]:
+        """A vector of each text, pooled as the model's files say. RequestError for a classifier,
+        and for a text that is too long."""
+        params = pooling_params or PoolingParams()
+        return self._vectors.embed(self._pooled_texts(prompts), params, use_tqdm)
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PoolingRequestOutput[ClassificationOutput]]:
+        """Probabilities of a classifier's labels for each text. RequestError for a model without
+        one, and for a text that is too long."""
+        params = pooling_params or PoolingParams()
+        return self._vectors.classify(self._pooled_texts(prompts), params, use_tqdm)
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        /,
+        *,
+        use_tqdm: bool = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[PoolingRequestOutput[ScoringOutput]]:
+        """How alike two texts are, one text with each of several or pair by pair: the score of a
+        classifier with one label (a cross-encoder), else the cosine of two vectors."""
+        first = [data_1] if isinstance(data_1, str) else list(data_1)
+        second = [data_2] if isinstance(data_2, str) else list(data_2)
+        if not first or len(first) not in (1, len(second)):
+            raise RequestError(
+                f"{len(first)} texts cannot be paired with {len(second)}: give as many, or one.",
+                "data_1",
+            )
+        params = pooling_params or PoolingParams()
+        return self._vectors.score(first, second, params, use_tqdm)
+
+    def _pooled_texts(self, prompts: Prompt | Sequence[Prompt]) -> list[list[int]]:
+        return [self._tokenize(prompt).ids for prompt in _as_list(prompts)]
+
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while blocks are in use."""
         return bool(self._core.scheduler.reset_prefix_cache())
@@ -216,6 +313,7 @@ class LLM:
         priority: Sequence[int] | None,
         constrain: Callable[[str | None, SamplingParams], Constraint],
         shown_ids: frozenset[int] = frozenset(),
+        limits: RequestLimits | None = None,
     ) -> list[RequestOutput]:
         batch = _Batch(self._text.tokenizer, shown_ids)
         every = _per_prompt(
@@ -235,7 +333,7 @@ class LLM:
                     prompt.ids,
                     sampling,
                     self._text.tokenizer,
-                    self._limits,
+                    limits or self._limits,
                     constraint.grammar,
                 )
                 request.priority = rank
@@ -317,33 +415,3 @@ def _per_prompt(value: Any, count: int, name: str) -> Sequence[Any]:
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)
     return value
-
-
-@contextmanager
-def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C only makes the yielded function True; the second one raises.
-
-    A step that is cut short leaves requests half computed, so the caller looks between steps.
-    Where signals are somebody else's (another thread, an own handler) nothing changes.
-    """
-    asked = False
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )
-    if ours:
-        signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield lambda: asked
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    if asked:  # behind the caller's last look
-        raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import msgspec
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.core.messages import AddRequest, PoolingParams
 from pagoda.core.sampling import SamplingParams
+from pagoda.text.breakers import breaker_ids
 from pagoda.text.tokenizer import Tokenizer
 
 
@@ -58,6 +59,9 @@ def make_request(
         sampling=sampling,
         eos_token_ids=sorted(tokenizer.eos_token_ids),
         bad_word_ids=_bad_word_ids(tuple(sampling.bad_words), tokenizer),
+        dry_breaker_ids=breaker_ids(tuple(sampling.dry_sequence_breakers), tokenizer)
+        if "dry" in (sampling.chain or ())
+        else [],
         grammar=grammar,
         arrival_time=time.time(),
     )

@@ -67,10 +67,9 @@ def with_pooling(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
         )
     if wanted in ("auto", "rank", spec.pooling.method):
         return spec
-    if spec.encoder is None or classifies:
-        kind = "a classifier was trained with its own" if classifies else "decoders pool by last"
+    if classifies:
         raise ConfigError(
-            f"--pooling {wanted} is not possible here: {kind}. Leave the flag out; this model "
-            f"pools by {spec.pooling.method}."
+            f"--pooling {wanted} is not possible here: a classifier was trained with its own. "
+            f"Leave the flag out; this model pools by {spec.pooling.method}."
         )
     return replace(spec, pooling=replace(spec.pooling, method=cast(PoolingMethod, wanted)))

@@ -46,20 +46,26 @@ class Reports:
         faults: dict[int, Fault] = {}
         lens = plan.ends - plan.starts
         stops = np.cumsum(lens)
-        pooling = plan.samples & ((step.flags & Needs.POOL) != 0)
-        tasks = self.states.params["task"][plan.rows]
-        for task, name in enumerate(POOLING_TASKS):
-            mine = np.flatnonzero(pooling & (tasks == task)).tolist()
-            refusal = self.pooler.refusal(name)
+        ended: dict[str, list[int]] = {}
+        for i in np.flatnonzero(step.flags & Needs.POOL).tolist():
+            row = int(plan.rows[i])
+            task = POOLING_TASKS[self.states.params["task"][row]]
+            length = int(self.states.params["prompt_len"][row])
+            refusal = self.pooler.refusal(task, length, hidden_states.shape[1])
             if refusal is not None:
-                faults |= dict.fromkeys(mine, Fault(refusal, bad_request=True))
-            elif mine:
-                texts = [hidden_states[int(stops[i] - lens[i]) : int(stops[i])] for i in mine]
-                for i, pooled in zip(mine, self.pooler.pool(name, texts), strict=True):
-                    if np.isfinite(pooled).all():
-                        results[plan.req_ids[i]].embedding = pooled.tobytes()
-                    else:
-                        faults[i] = NOT_A_NUMBER
+                faults[i] = Fault(refusal, bad_request=True)
+                continue
+            states = hidden_states[int(stops[i] - lens[i]) : int(stops[i])]
+            self.pooler.add(row, task, int(plan.starts[i]), states)
+            if plan.samples[i]:
+                ended.setdefault(task, []).append(i)
+        for task, mine in ended.items():
+            pooled = self.pooler.pool(task, plan.rows[mine].tolist(), plan.ends[mine].tolist())
+            for i, values in zip(mine, pooled, strict=True):
+                if np.isfinite(values).all():
+                    results[plan.req_ids[i]].embedding = values.tobytes()
+                else:
+                    faults[i] = NOT_A_NUMBER
         return faults
 
     def _score_prompts(

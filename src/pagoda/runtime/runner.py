@@ -133,7 +133,6 @@ class ModelRunner:
         pooler = Pooler(
             self.spec.pooling.method,
             self.model.classify if self.spec.pooling.labels else None,
-            whole=self.spec.encoder is not None,
         )
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
         reqs = self.max_num_reqs

@@ -17,6 +17,7 @@ from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import StepPlan
 from pagoda.runtime.media import MakeMedia, RequestMedia, check_media
+from pagoda.runtime.sampling.chain import Chain
 from pagoda.runtime.sampling.params import (
     PARAMS,
     Needs,
@@ -218,6 +219,8 @@ class RequestStates:
         self.counts: dict[int, TokenCounts] = {}
         self.matchers: dict[int, TokenMatcher] = {}
         """Matchers of the rows whose output follows a grammar."""
+        self.chains: dict[int, Chain] = {}
+        """Samplers of the rows that have an order of their own."""
         self.media: dict[int, RequestMedia] = {}
         """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}
@@ -267,6 +270,7 @@ class RequestStates:
         self.rules.pop(row, None)
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
+        self.chains.pop(row, None)
         self.media.pop(row, None)
 
     def accept(
@@ -370,6 +374,8 @@ class RequestStates:
             self.matchers[row] = matcher
         if media is not None:
             self.media[row] = media
+        if self.params["flags"][row] & Needs.CHAIN:
+            self.chains[row] = Chain(request, int(self.params["seed"][row]))
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= Needs.RULES

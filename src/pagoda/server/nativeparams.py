@@ -3,8 +3,8 @@
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.config.sampling import NUMBERS, SAMPLERS, Number, neutral
-from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams
+from pagoda.config.sampling import ENGINE_ORDER, NUMBERS, SAMPLERS, Number, neutral
+from pagoda.core.sampling import MAX_LOGIT_BIAS, SamplingParams, named_samplers
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine import requests
 from pagoda.engine.aside.jobs import Constrain
@@ -38,15 +38,18 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
     sent = {number: getattr(body, number.native) for number in NUMBERS}
     values = with_defaults(
         {
-            number.name: None if value is None else floored(number, value)
-            for number, value in sent.items()
+            **{
+                number.name: None if value is None else floored(number, value)
+                for number, value in sent.items()
+            },
+            "samplers": body.samplers,
+            "dry_sequence_breakers": body.dry_sequence_breakers,
         },
         served,
     )
-    for sampler in SAMPLERS.keys() - _chosen(body.samplers):
-        values |= neutral(sampler)
+    if body.samplers is not None and "penalties" not in named_samplers(body.samplers):
+        values |= neutral("penalties")
     apply_window(values, body.repeat_last_n)
-    settings: dict[str, Any] = dict(values)
     return SamplingParams(
         n=body.n_cmpl,
         max_tokens=None,
@@ -56,7 +59,7 @@ def native_params(body: NativeBody, served: ServedModel) -> SamplingParams:
         logit_bias=_logit_bias(body.logit_bias, served) or None,
         logprobs=body.n_probs or None,
         logprobs_after_sampling=body.post_sampling_probs,
-        **settings,
+        **values,
     )
 
 
@@ -96,7 +99,8 @@ def settings(sampling: SamplingParams, body: NativeBody | None = None) -> dict[s
         "n_probs": sampling.logprobs or 0,
         "post_sampling_probs": sampling.logprobs_after_sampling,
         "grammar": body.grammar if body is not None else "",
-        "samplers": list(SAMPLERS),
+        "samplers": _order(sampling),
+        "dry_sequence_breakers": sampling.dry_sequence_breakers,
         "timings_per_token": body.timings_per_token if body is not None else False,
     }
 
@@ -106,15 +110,13 @@ def floored(number: Number, value: float) -> float:
     return value if number.floor is None else max(value, number.kind(0))
 
 
-def _chosen(samplers: str | list[str] | None) -> set[str]:
-    if samplers is None:
-        return set(SAMPLERS)
-    if isinstance(samplers, str):
-        return {sampler for sampler, letter in SAMPLERS.items() if letter in samplers}
-    return set(samplers)
+def _order(sampling: SamplingParams) -> list[str]:
+    if sampling.samplers is not None:
+        return sampling.samplers
+    return list(ENGINE_ORDER if sampling.chain is None else SAMPLERS)
 
 
-def apply_window(values: dict[str, float], repeat_last_n: int) -> None:
+def apply_window(values: dict[str, Any], repeat_last_n: int) -> None:
     """Turn penalties off where they are to look at no token; RequestError where they are to look
     at the last ones alone."""
     off = neutral("penalties")

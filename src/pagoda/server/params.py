@@ -24,9 +24,10 @@ MAX_LISTED_IDS = 1 << 20
 
 STRUCTURE = "structured_outputs"
 """Among a model's defaults, what --grammar and --json-schema say."""
-_NUMBERS = [number.name for number in NUMBERS]
+_DEFAULTED = [*(number.name for number in NUMBERS), "samplers", "dry_sequence_breakers"]
+"""What a model may have its own default of."""
 _COPIED = (SamplingFields.model_fields.keys() & SamplingParams.__struct_fields__) - {
-    *_NUMBERS, "stop", "logit_bias",
+    *_DEFAULTED, "stop", "logit_bias",
 }  # fmt: skip
 
 
@@ -84,7 +85,7 @@ def sampling_params(
     """The body's own over the model's; RequestError for what is out of range."""
     requests.check_generates(served.generates)
     values: dict[str, Any] = {name: getattr(body, name) for name in _COPIED}
-    values |= with_defaults({name: getattr(body, name) for name in _NUMBERS}, served)
+    values |= with_defaults({name: getattr(body, name) for name in _DEFAULTED}, served)
     stop = stop_strings(body.stop)
     if len(body.bad_words) > MAX_BAD_WORDS:
         raise RequestError(f"At most {MAX_BAD_WORDS} bad words are allowed.", "bad_words")
@@ -100,7 +101,7 @@ def sampling_params(
     )
 
 
-def with_defaults(values: Mapping[str, float | None], served: ServedModel) -> dict[str, float]:
+def with_defaults(values: Mapping[str, Any], served: ServedModel) -> dict[str, Any]:
     """Sampling values by name; the model's default for each that is None, else left out."""
     chosen = {
         name: served.defaults.get(name) if value is None else value

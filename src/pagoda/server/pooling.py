@@ -2,11 +2,9 @@
 
 import itertools
 
-import numpy as np
-
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import PoolingParams, RequestDelta
-from pagoda.core.vectors import Vector, cosine, embedding, scores
+from pagoda.core.vectors import cosines, embedding, score_label, scores
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.pooling_texts import PooledText, pair_ids, single_ids
 from pagoda.server.context import Context, ReplyHead
@@ -106,19 +104,9 @@ class Scorer:
     else the cosine of two embeddings."""
 
     def __init__(self, served: ServedModel, body: PoolingBody):
-        labels = served.pooling.labels
-        # A reranker that answers yes or no scores by its yes.
-        answers = set(labels) == {"yes", "no"}
-        self._label = labels.index("yes") if answers else 0
-        if len(labels) > 1 and not answers:
-            raise RequestError(
-                f"{served.names[0]} is a classifier with {len(labels)} labels, and scores need "
-                "one; use /classify.",
-                "model",
-            )
+        self._label = score_label(served.pooling, served.names[0])
         self._served = served
         self._body = body
-        self._cross = bool(labels)
 
     async def score(
         self, context: Context, head: ReplyHead, first: list[list[int]], second: list[list[int]]
@@ -126,7 +114,7 @@ class Scorer:
         """Scores of pairs of texts (ids without special tokens); a single first text goes with
         every second one."""
         served, body = self._served, self._body
-        if self._cross:
+        if self._label is not None:
             firsts = first * len(second) if len(first) == 1 else first
             pairs = [
                 await pair_ids(served, body, *pair) for pair in zip(firsts, second, strict=True)
@@ -139,10 +127,4 @@ class Scorer:
         job = PoolingJob(context, served, body, head, texts)
         results = await job.run()
         vectors = [embedding(raw, served.pooling, True, None) for raw in results]
-        return _cosines(vectors[: len(first)], vectors[len(first) :]), job.usage
-
-
-def _cosines(first: list[Vector], second: list[Vector]) -> list[float]:
-    if len(first) == 1:
-        return [float(value) for value in np.clip(np.stack(second) @ first[0], -1.0, 1.0)]
-    return [cosine(a, b) for a, b in zip(first, second, strict=True)]
+        return cosines(vectors[: len(first)], vectors[len(first) :]), job.usage

@@ -4,6 +4,7 @@ import pytest
 
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import UnsupportedModelError
 from tests.unit.arch.test_specs import LLAMA_3_1_8B, QWEN3_GGUF
 
 
@@ -65,3 +66,15 @@ def test_a_reranker_that_llama_cpp_converted():
     assert (spec.pooling.labels, spec.pooling.activation) == (("yes", "no"), "softmax")
     assert "cls.output.weight" in sources(spec)
     assert not spec.writes_text
+
+
+@pytest.mark.parametrize(("code", "method"), [(0, "last"), (1, "mean"), (2, "cls"), (3, "last")])
+def test_a_gguf_says_how_vectors_are_pooled(code: int, method: str) -> None:
+    metadata = {**QWEN3_GGUF, "qwen3.pooling_type": code}
+    assert spec_for(None, metadata, ["token_embd.weight"]).pooling.method == method
+
+
+def test_poolings_of_a_gguf_that_are_not_known() -> None:
+    for code in (4, 9):
+        with pytest.raises(UnsupportedModelError, match="pools by type"):
+            spec_for(None, {**QWEN3_GGUF, "qwen3.pooling_type": code}, ["token_embd.weight"])

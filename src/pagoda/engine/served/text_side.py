@@ -29,6 +29,8 @@ log = get_logger(__name__)
 # generation_config.json: its name -> ours.
 _SAMPLING_DEFAULTS = {
     **{number.name: number.name for number in NUMBERS},
+    "samplers": "samplers",
+    "dry_sequence_breakers": "dry_sequence_breakers",
     "max_new_tokens": "max_tokens",
     "max_tokens": "max_tokens",
 }

@@ -1,10 +1,12 @@
 """What a config makes of a model's files: its spec, its tensors, its weights."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from pagoda.arch.registry import spec_for
 from pagoda.arch.sentence import with_sentence_files
 from pagoda.arch.spec import ModelSpec
+from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
 from pagoda.planner.encoder import with_pooling
@@ -23,7 +25,31 @@ def spec_of(files: ModelFiles, config: ModelConfig) -> ModelSpec:
     spec = spec_for(files.config, files.metadata, _tensors_of(files, config))
     if files.kind == "safetensors":
         spec = with_sentence_files(spec, files.config, files.folder)
+    if config.score_tokens is not None:
+        spec = _with_answers(spec, files, config, config.score_tokens)
     return with_pooling(spec, config)
+
+
+def _with_answers(spec: ModelSpec, files: ModelFiles, config: ModelConfig, words: str) -> ModelSpec:
+    """The spec of a model that ranks by what it would say; ConfigError where it cannot."""
+    from pagoda.engine.served.text_side import tokenizer_of
+
+    given = words.split(",")
+    if len(given) != 2 or not spec.writes_text:
+        needs = "two words with a comma between" if spec.writes_text else "a model that writes text"
+        raise ConfigError(f"--score-tokens {words} needs {needs}: --score-tokens no,yes.")
+    tokenizer, ids = tokenizer_of(config, files), []
+    for word in given:
+        found = tokenizer.encode(word, add_special_tokens=False)
+        if len(found) != 1:
+            raise ConfigError(
+                f"--score-tokens {words}: {word!r} is {len(found)} tokens of this model, and must "
+                "be one."
+            )
+        ids += found
+    no, yes = ids
+    pooling = replace(spec.pooling, labels=("LABEL_0",), activation="sigmoid", answers=(yes, no))
+    return replace(spec, pooling=pooling)
 
 
 def checkpoint_of(files: ModelFiles, spec: ModelSpec, config: ResolvedModel) -> Checkpoint | None:

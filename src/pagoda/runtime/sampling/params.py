@@ -17,21 +17,22 @@ class Needs:
     """Bits of a row's `flags`: what it needs beyond the largest logit. A step does only what some
     row of it needs."""
 
-    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR, SHARES = (
-        1 << i for i in range(8)
+    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR, SHARES, CHAIN = (
+        1 << i for i in range(9)
     )
 
 
+_COLUMNS = [number for number in NUMBERS if number.column]
 PARAMS = np.dtype(
     [
         ("seed", np.uint64),
-        *((number.name, number.column) for number in NUMBERS),
+        *((number.name, number.column) for number in _COLUMNS),
         ("logprobs", np.int32),
         ("prompt_logprobs", np.int32),
         ("prompt_len", np.int32),
         ("pair_start", np.int32),
         ("task", np.int8),
-        ("flags", np.uint8),
+        ("flags", np.uint16),
     ],
     # torch takes columns only at strides that are multiples of their element.
     align=True,
@@ -68,7 +69,14 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
     """One record of PARAMS (an array without dimensions), `flags` without `Needs.RULES`."""
     sampling = request.sampling
     record = np.zeros((), PARAMS)
-    numbers = {number.name: getattr(sampling, number.name) for number in NUMBERS}
+    chained = sampling.chain is not None
+    numbers = {
+        # A chain cuts by itself: all that it leaves is drawn from.
+        number.name: number.default
+        if chained and number.sampler != "penalties"
+        else getattr(sampling, number.name)
+        for number in _COLUMNS
+    }
     if not 0 < sampling.top_k < vocab_size:
         numbers["top_k"] = 0
     if sampling.greedy:
@@ -84,6 +92,8 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= Needs.GRAMMAR
     if any(numbers[name] != value for name, value in _NO_PENALTIES.items()):
         flags |= Needs.PENALTIES
+    if chained:
+        flags |= Needs.CHAIN
     if sampling.logprobs_after_sampling:
         flags |= Needs.SHARES
     for name, flag in (("logprobs", Needs.LOGPROBS), ("prompt_logprobs", Needs.PROMPT_LOGPROBS)):

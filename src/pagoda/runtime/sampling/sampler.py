@@ -14,13 +14,14 @@ from pagoda.runtime.device import to_tensor
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.sampling.grammar import apply_grammars
 from pagoda.runtime.sampling.logprobs import drawn_logprobs, token_logprobs
+from pagoda.runtime.sampling.near_top import keep_near_top
 from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.penalties import apply_penalties
 from pagoda.runtime.sampling.rules import apply_rules
 from pagoda.runtime.states import Fault, Ints, RequestStates
 
 # What changes logits, and with them the largest, by what was generated before.
-CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR
+CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR | Needs.CHAIN
 NOT_A_NUMBER = Fault(
     "The model's output for this request is not a number: the weights or the cache may be "
     "damaged, or the dtype too narrow; try --dtype float32."
@@ -86,7 +87,8 @@ def sample(
     `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
     log-probabilities are kept aside (unless those of the draw are wanted); rules, penalties,
     grammars change the logits; then greedy, or top-n-sigma, temperature, min-p, top-k, top-p and
-    the draw. A step does only what one of its rows needs.
+    the draw. A row with a chain has that between grammars and the draw, and its penalties are in
+    it. A step does only what one of its rows needs.
     """
     flags = states.params["flags"][rows]
     wanted = flags & (Needs.LOGPROBS | Needs.SHARES)
@@ -136,6 +138,8 @@ def choose(
         broken = apply_grammars(logits, _triples(flagged, rows, positions), states)
         if times is not None:
             times.add("masks", time.perf_counter() - begun)
+    if needs & Needs.CHAIN:
+        _chains(logits, rows, positions, states)
     best = greedy
     if best is None or needs & CHANGES:
         best = FirstMax(*ops.first_max(logits))
@@ -162,8 +166,29 @@ def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestSta
     )
 
 
+def _chains(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
+    flagged = np.flatnonzero(states.params["flags"][rows] & Needs.CHAIN)
+    for i, row, position in _triples(flagged, rows, positions):
+        record = states.params[row : row + 1]
+
+        def penalize(
+            one: torch.Tensor, row: int = row, position: int = position, record: np.ndarray = record
+        ) -> None:
+            entry = (0, states.counts[row], states.drafts_before(row, position))
+            apply_penalties(one, [entry], record)
+
+        def draw(one: torch.Tensor, position: int = position, record: np.ndarray = record) -> int:
+            top, ids = ops.first_max(one)
+            ops.draw(ids, one, top, _draw_params(record, np.array([position])))
+            return int(ids[0])
+
+        states.chains[row].apply(logits[i], position, states.token_ids[row, :position],
+                                 penalize, draw)  # fmt: skip
+
+
 def _penalties(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
-    flagged = np.flatnonzero(states.params["flags"][rows] & Needs.PENALTIES)
+    wanted = states.params["flags"][rows] & (Needs.PENALTIES | Needs.CHAIN)
+    flagged = np.flatnonzero(wanted == Needs.PENALTIES)
     apply_penalties(
         logits,
         (
@@ -186,30 +211,3 @@ def row_faults(top: np.ndarray) -> dict[int, Fault]:
         return {}
     wrong = np.flatnonzero(~finite).tolist()
     return {row: NONE_LEFT if np.isneginf(top[row]) else NOT_A_NUMBER for row in wrong}
-
-
-def keep_near_top(logits: torch.Tensor, top: torch.Tensor, widths: npt.NDArray[np.float32]) -> None:
-    """Set to -inf, in rows of fp32 logits [rows, vocab], what lies more than `widths[row]` standard
-    deviations below fp32 top [rows], the row's largest; a width of 0 or less keeps all.
-
-    The deviation is that of the logits before, without those of forbidden tokens (-inf), which no
-    temperature changes (arXiv:2411.07641).
-    """
-    rows = np.flatnonzero(widths > 0)
-    if not len(rows):
-        return
-    index = to_tensor(rows, logits.device)
-    values = logits[index]
-    left = values.isfinite()
-    count = left.sum(dim=-1)
-    wide = values.double().masked_fill_(~left, 0.0)
-    mean = _total(wide) / count
-    spread = (wide - mean[:, None]).square_().masked_fill_(~left, 0.0)
-    deviation = (_total(spread) / count).sqrt_()
-    least = top[index] - to_tensor(widths[rows], logits.device) * deviation
-    logits[index] = values.masked_fill_(values < least[:, None], -torch.inf)
-
-
-def _total(values: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, added one by one: a sum's order would change with the rows beside it."""
-    return values.cumsum(dim=-1)[:, -1]

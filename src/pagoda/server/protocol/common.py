@@ -19,7 +19,12 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from pagoda.server.bodies.asker import Asker
-from pagoda.server.protocol.numbers import openai_number, with_numbers
+from pagoda.server.protocol.numbers import (
+    BREAKERS_DESCRIPTION,
+    SAMPLERS_DESCRIPTION,
+    openai_number,
+    with_numbers,
+)
 
 ItemT = TypeVar("ItemT")
 
@@ -152,6 +157,8 @@ class SamplingFields(with_numbers(Body, openai_number)):  # type: ignore[misc]  
     min_tokens: int = 0
     bad_words: Items[str] = []
     allowed_token_ids: Items[int] | None = None
+    samplers: str | Items[str] | None = Field(None, description=SAMPLERS_DESCRIPTION)
+    dry_sequence_breakers: Items[str] | None = Field(None, description=BREAKERS_DESCRIPTION)
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True

@@ -9,7 +9,12 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, WithJsonSchema
 
 from pagoda.config.sampling import ABSENT
 from pagoda.server.protocol.common import Items, TextBody
-from pagoda.server.protocol.numbers import native_number, with_numbers
+from pagoda.server.protocol.numbers import (
+    BREAKERS_DESCRIPTION,
+    SAMPLERS_DESCRIPTION,
+    native_number,
+    with_numbers,
+)
 from pagoda.server.protocol.replies import PromptProgress, Timings
 
 _MIXED = {"type": "array", "items": {"type": ["string", "integer"]}, "minItems": 1}
@@ -99,9 +104,8 @@ class NativeBody(with_numbers(TextBody, native_number)):  # type: ignore[misc]  
         -1, ge=-1, description="0 turns penalties off; else they look at everything, so with a "
         "penalty only -1 is honoured.",
     )  # fmt: skip
-    samplers: str | Items[str] | None = Field(
-        None, description="Samplers that are not named are off; their order is the engine's."
-    )
+    samplers: str | Items[str] | None = Field(None, description=SAMPLERS_DESCRIPTION)
+    dry_sequence_breakers: Items[str] | None = Field(None, description=BREAKERS_DESCRIPTION)
     grammar: str = Field("", description="GBNF, or Lark.")
     json_schema: dict[str, Any] | bool | None = Field(
         None, description="What the reply is JSON of; without a grammar."

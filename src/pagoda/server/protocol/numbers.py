@@ -7,6 +7,12 @@ from pydantic import AliasChoices, BaseModel, Field, create_model
 
 from pagoda.config.sampling import NUMBERS, Number
 
+SAMPLERS_DESCRIPTION = (
+    "In the order in which they are applied; one that is not named is off. Names, or letters in "
+    "one text."
+)
+BREAKERS_DESCRIPTION = "Texts across which DRY sees no repetition."
+
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Definition = tuple[str, Any]
 """A field's name and what pydantic's says of it."""
