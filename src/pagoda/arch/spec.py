@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from pagoda.arch.latent import LatentSpec
 from pagoda.base.errors import ConfigError
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -95,6 +96,8 @@ class AttentionSpec:
     """The tokens of one image see each other."""
     logit_cap: float | None = None
     """c, if a key's logit becomes c * tanh(logit / c)."""
+    latent: LatentSpec | None = None
+    """Then there is one KV head, whose size is `rank + rope_dim`, and values are its keys."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +142,11 @@ class MoeSpec:
     """Experts are chosen by their weight plus a number of each one's own, which the weight itself
     is without."""
     groups: int = 1
-    """With `corrected`: experts lie in so many equal groups."""
+    """Experts lie in so many equal groups."""
     top_groups: int = 1
-    """Experts are chosen from so many groups, those whose two best add up to most."""
+    """Experts are chosen from so many groups, those whose best add up to most."""
+    group_best: int = 2
+    """So many of a group's are added up: 1 or 2."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
     scale: float = 1.0
@@ -305,9 +310,10 @@ class ExpertTensors:
     or vectors [rows]."""
 
     count: int
-    layout: Literal["single", "stacked"]
+    layout: Literal["single", "stacked", "rows"]
     """A tensor per expert, whose index `{expert}` stands for, or one of [count, rows, columns]
-    (`weights.upright` makes it so of one that lies on its side)."""
+    (`weights.upright` makes it so of one that lies on its side); or rows of a matrix, for each
+    expert those that the rule's `pieces` say."""
     parts: int = 1
     """Matrices that lie in each tensor, one behind the other on rows."""
     interleaved: bool = False
@@ -329,6 +335,8 @@ class WeightRule:
     puts them into halves: whole rows move, so block formats survive it."""
     turning: int | None = None
     """Rows of such a head that have pairs, the first ones (None: all)."""
+    turning_last: bool = False
+    """They are a head's last ones, and become its first."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
     pieces: tuple[RowPiece | None, ...] = ()
@@ -337,6 +345,8 @@ class WeightRule:
     """What an element x of the checkpoint becomes."""
     experts: ExpertTensors | None = None
     """How the matrices of experts are stored; the sources of one expert follow each other."""
+    transposed: bool = False
+    """With `experts`: each matrix is the transposed one of the checkpoint's."""
 
 
 @dataclass(frozen=True)

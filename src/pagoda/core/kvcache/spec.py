@@ -52,6 +52,8 @@ class KVGroupSpec:
     kv_dtype: str = "bfloat16"
     keys: Literal["dimensions", "tokens"] = "dimensions"
     """As `KVLayout` has it."""
+    latent: bool = False
+    """Values are the keys: a block has no part for them."""
 
     @property
     def layout(self) -> KVLayout:
@@ -62,7 +64,7 @@ class KVGroupSpec:
         """One layer's keys and values in a block."""
         rows = self.num_kv_heads * self.block_size
         size = _aligned(rows * row_bytes(self.head_dim, self.kv_dtype))
-        return size, size
+        return size, 0 if self.latent else size
 
     @property
     def block_bytes(self) -> int:
@@ -101,7 +103,7 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
     Layers of a loaded draft head and of a draft model are among them, with the indices behind the
     last. Encoders have none."""
     keys, block_size = layout.keys, layout.block_size
-    members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
+    members: dict[tuple[Literal["full", "sliding"], int, int, int | None, bool], list[int]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}
     for index, layer in enumerate(spec.cached_layers):
         mixer = layer.mixer
@@ -109,11 +111,14 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
             recurrent.setdefault(mixer, []).append(index)
         elif mixer.kind != "encoder":
             window = mixer.window if mixer.kind == "sliding" else None
-            key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window)
+            latent = mixer.latent is not None
+            key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window, latent)
             members.setdefault(key, []).append(index)
     attention = [
-        KVGroupSpec(kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype, keys)
-        for (kind, num_kv_heads, head_dim, window), layers in members.items()
+        KVGroupSpec(
+            kind, tuple(layers), num_kv_heads, head_dim, block_size, window, kv_dtype, keys, latent
+        )
+        for (kind, num_kv_heads, head_dim, window, latent), layers in members.items()
     ]
     states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]
     return [*attention, *states]
