@@ -116,9 +116,9 @@ def test_parsers_are_taken_by_vllms_names():
 
 
 def test_a_parser_of_a_later_version_is_said():
-    args = parse("serve m --reasoning-parser none --tool-call-parser kimi_k2")
+    args = parse("serve m --reasoning-parser none --tool-call-parser kimi_k3")
     (line,) = compat.answers(args)
-    assert line.startswith("--tool-call-parser kimi_k2 is not supported yet")
+    assert line.startswith("--tool-call-parser kimi_k3 is not supported yet")
     model = flags.engine_config(args).model
     assert (model.reasoning_parser, model.tool_call_parser) == ("none", "auto")
 

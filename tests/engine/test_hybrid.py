@@ -1,4 +1,5 @@
-"""Models whose layers keep different things, through the engine: prefixes, preemption, disk."""
+"""Models whose layers keep different things, or others than keys and values, through the engine:
+prefixes, preemption, disk."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ COUNT = 24
 END_OF_TURN = 7
 FAMILIES = {
     "qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS, "gemma4": tiny.GEMMA4_MOE,
-    "gemma4_e": tiny.GEMMA4_E, "llama4": tiny.LLAMA4,
+    "gemma4_e": tiny.GEMMA4_E, "llama4": tiny.LLAMA4, "deepseek_v3": tiny.DEEPSEEK_V3,
 }  # fmt: skip
 
 

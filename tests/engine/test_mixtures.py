@@ -28,6 +28,8 @@ def _save(folder: Path, family: str, sizes: dict):
         ("llama4", tiny.LLAMA4),
         ("mixtral", tiny.MIXTRAL),
         ("glm4_moe", tiny.GLM4_MOE),
+        ("deepseek_v2", tiny.V2_LITE),
+        ("deepseek_v3", tiny.DEEPSEEK_V3),
     ],
 )
 def test_greedy_texts_are_those_of_transformers(family, sizes, tmp_path):

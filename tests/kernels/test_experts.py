@@ -48,11 +48,11 @@ def test_reference_route():
     check_route(ref.route)
 
 
-def expected_corrected(logits, added, top_k, scoring, groups, top_groups):
+def expected_corrected(logits, added, top_k, scoring, groups, top_groups, count):
     """Of one token: ids and weights, by numbers without equals."""
     shares = 1 / (1 + np.exp(-logits)) if scoring == "sigmoid" else softmax(logits)
     keys = (shares + added).reshape(groups, -1)
-    best = np.sort(keys, axis=1)[:, -2:].sum(1)
+    best = np.sort(keys, axis=1)[:, -count:].sum(1)
     opened = np.argsort(-best)[:top_groups]
     keys[[group for group in range(groups) if group not in opened]] = -np.inf
     ids = np.argsort(-keys.ravel())[:top_k]
@@ -66,14 +66,14 @@ def check_corrected_route(route) -> None:
         (4, 4, 1, 1), (32, 4, 1, 1), (32, 6, 8, 3), (129, 8, 1, 1), (12, 3, 4, 2), (128, 8, 64, 4),
     ):  # fmt: skip
         logits, added = torch.randn(40, count) * 2, torch.randn(count) / 3
-        correction = ops.Correction(added, groups, top_groups)
-        for scoring in ("softmax", "sigmoid"):
+        for scoring, best in (("softmax", 2), ("sigmoid", 2), ("softmax", 1), ("sigmoid", 1)):
+            correction = ops.Correction(added, groups, top_groups, best)
             ids, weights, _ = route(logits, top_k, scoring, False, None, correction)
             scales = torch.full((count,), 2.5)
             shares = route(logits, top_k, scoring, True, scales, correction)[1]
             for row, numbers in enumerate(logits.double().numpy()):
                 mine, alone = expected_corrected(
-                    numbers, added.double().numpy(), top_k, scoring, groups, top_groups
+                    numbers, added.double().numpy(), top_k, scoring, groups, top_groups, best
                 )
                 assert ids[row].tolist() == mine.tolist()
                 np.testing.assert_allclose(weights[row].numpy(), alone, rtol=1e-5)

@@ -40,6 +40,8 @@ class Case:
     cap: float | None = None
     spans: tuple[tuple[int, int, int], ...] = ()
     """(request, first, end) of tokens that see each other."""
+    latent: bool = False
+    """Values are the keys."""
 
     def __post_init__(self):
         torch.manual_seed(7)
@@ -48,6 +50,8 @@ class Case:
         self.k_cache, self.v_cache = poisoned(
             num_blocks, self.kv_heads, self.block_size, self.head_dim, self.dtype
         )
+        if self.latent:
+            self.v_cache = self.k_cache
         free = (1 + torch.randperm(num_blocks - 1)).tolist()  # block 0 is nobody's: NaN
         self.table = torch.zeros(len(self.requests), max(per_request, default=0) + 2).int()
         for row, (queries, kv_len) in enumerate(self.requests):
@@ -107,6 +111,17 @@ def test_equals_reference(isa, mix, window):
 @pytest.mark.parametrize("window", [1, 37, 300])
 def test_chunks(isa, mix, window):
     Case(MIXES[mix], window=window, chunked=True).check(cpu_ops(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("mix", ["decodes", "mixed", "chunk"])
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "block_size"), [(16, 64, 16), (130, 48, 16), (4, 26, 16), (3, 72, 5)]
+)
+def test_values_that_are_the_keys(isa, dtype, mix, heads, head_dim, block_size):
+    case = Case(MIXES[mix], heads, 1, head_dim, block_size, dtype, latent=True)
+    case.check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -155,7 +155,8 @@ def _kv_cache(
     # Four bytes of -1 are a NaN scale.
     poison = -1 if dtype == torch.int8 else torch.nan
     parts = torch.full((2, num_blocks, heads * layout.block_size * row), poison, dtype=dtype)
-    return views(*parts, layout, heads)
+    keys, values = parts
+    return views(keys, keys if spec.latent is not None else values, layout, heads)
 
 
 def _state_cache(spec: DeltaNetSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:

@@ -31,11 +31,13 @@ def save(
     model: PreTrainedModel,
     layers: dict[str, dict[str, torch.Tensor]],
     quantization: dict[str, Any],
+    of: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """The model with the tensors of `layers` in place of these layers' weights."""
+    """The model (or so much `of` it) with the tensors of `layers` in place of these layers'
+    weights."""
     tensors = {
         name: tensor.contiguous().clone()
-        for name, tensor in model.state_dict().items()
+        for name, tensor in (model.state_dict() if of is None else of).items()
         if name.rpartition(".")[0] not in layers or not name.endswith(".weight")
     }
     for layer, parts in layers.items():

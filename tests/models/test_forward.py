@@ -20,6 +20,8 @@ MODELS = {
     "gpt-oss": ("gpt_oss", tiny.GPT_OSS),
     "olmo 3": ("olmo3", tiny.OLMO3),
     "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),
+    "deepseek v2": ("deepseek_v2", tiny.DEEPSEEK_V2),
+    "deepseek v3": ("deepseek_v3", tiny.DEEPSEEK_V3),
     "command r7b": ("cohere2", tiny.COHERE2),
 }  # fmt: skip
 

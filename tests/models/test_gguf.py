@@ -8,6 +8,8 @@ from tests.models.driver import Driver
 from tests.models.test_transformers import LLAMA3, LONGROPE, MULTIPLIERS, YARN
 from tests.models.tiny_gguf import Storage
 
+# Of the values of all heads together.
+WHOLE_BLOCKS = {"v_head_dim": 16}
 MODELS = {
     "llama": ("llama", {}),
     "llama tied": ("llama", {"tie_word_embeddings": True}),
@@ -69,6 +71,11 @@ MODELS = {
     ),
     "glm-4": ("glm4", {"head_dim": 32}),
     "glm-4.5": ("glm4_moe", {**tiny.GLM4_MOE, "use_qk_norm": True}),
+    "deepseek v2": ("deepseek_v2", {**tiny.DEEPSEEK_V2, **WHOLE_BLOCKS}),
+    "deepseek v2 lite": ("deepseek_v2", {**tiny.V2_LITE, **WHOLE_BLOCKS}),
+    "deepseek v3": ("deepseek_v3", {**tiny.DEEPSEEK_V3, **WHOLE_BLOCKS}),
+    "glm-4.7-flash": ("glm4_moe_lite", {**tiny.GLM4_MOE_LITE, **WHOLE_BLOCKS}),
+    "youtu": ("youtu", {**tiny.LATENT, **WHOLE_BLOCKS, "tie_word_embeddings": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     # llama.cpp has the clamp of the published models alone.
@@ -104,4 +111,14 @@ def test_older_files_have_a_tensor_for_each_expert(tmp_path):
     reference = tiny.make("mixtral", **tiny.MIXTRAL)
     path = tmp_path / "model.gguf"
     tiny_gguf.write(path, reference, lambda name: Storage.Q8_0, stacked=False)
+    _check(reference, path)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3"])
+@pytest.mark.parametrize("storage", ["F32", "BF16", "Q8_0"])
+def test_older_files_have_one_matrix_for_latent_keys_and_values(family, storage, tmp_path):
+    sizes = tiny.V2_LITE if family == "deepseek_v2" else tiny.DEEPSEEK_V3
+    reference = tiny.make(family, **{**sizes, **WHOLE_BLOCKS})
+    path = tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage[storage], joined=True)
     _check(reference, path)

@@ -25,6 +25,8 @@ CHANGES = {
     "granite_moe_shared": {**tiny.GRANITE_MOE, "shared_intermediate_size": 48},
     "minimax_m2": tiny.MINIMAX_M2, "ernie4_5": {"pad_token_id": 0},
     "ernie4_5_moe": tiny.ERNIE4_5_MOE,
+    "deepseek_v2": tiny.DEEPSEEK_V2, "deepseek_v3": tiny.DEEPSEEK_V3,
+    "glm4_moe_lite": tiny.GLM4_MOE_LITE, "youtu": tiny.LATENT,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
 }  # fmt: skip
 
@@ -70,6 +72,8 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "llama4",
         "olmo3",
         "cohere2",
+        "deepseek_v2",
+        "deepseek_v3",
     ],
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):
@@ -87,7 +91,9 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3"]
+)
 def test_a_rank_holds_what_is_predicted_of_a_draft_head(family: str, size: int):
     model = tiny.make(family, **{**CHANGES[family], "vocab_size": 210})
     model.config.num_nextn_predict_layers = 1

@@ -160,8 +160,11 @@ def test_gguf_without_a_norm_of_its_own_takes_the_models(tmp_path):
     _close(Drafter(model).drafts(IDS, 60), expected_drafts(reference, head, IDS))
 
 
-def test_a_head_that_is_one_more_layer(tmp_path):
-    reference = tiny.make("glm4_moe", **tiny.GLM4_MOE)
+@pytest.mark.parametrize(
+    ("family", "sizes"), [("glm4_moe", tiny.GLM4_MOE), ("deepseek_v3", tiny.DEEPSEEK_V3)]
+)
+def test_a_head_that_is_one_more_layer(family, sizes, tmp_path):
+    reference = tiny.make(family, **sizes)
     head = tiny_mtp.make(reference, own_tables=True)
     reference.config.num_nextn_predict_layers = 1
     tiny_mtp.save(tmp_path, reference, tiny_mtp.as_nextn(head.tensors(), layer=3))

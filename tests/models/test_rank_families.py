@@ -24,6 +24,8 @@ FOUR_MIXED = {
 }  # fmt: skip
 FAMILIES = {
     "cohere2": tiny.COHERE2,
+    "deepseek_v2": tiny.DEEPSEEK_V2,
+    "deepseek_v3": tiny.DEEPSEEK_V3,
     "ernie4_5": {"head_dim": 16, "pad_token_id": 0},
     "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "gemma2": tiny.GEMMA2,
@@ -34,6 +36,7 @@ FAMILIES = {
     "gemma4_vision": tiny.GEMMA4,
     "glm4": {"head_dim": 16},
     "glm4_moe": tiny.GLM4_MOE,
+    "glm4_moe_lite": tiny.GLM4_MOE_LITE,
     "gpt_oss": {**tiny.GPT_OSS, "num_local_experts": 8},
     "granite": MULTIPLIERS,
     "granite4": GRANITE4,
@@ -59,6 +62,7 @@ FAMILIES = {
     "qwen3_next": FOUR_MIXED,
     "seed_oss": {"head_dim": 16},
     "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "youtu": tiny.LATENT,
 }  # fmt: skip
 SEEING = {
     "qwen2_vl": {},

@@ -240,6 +240,19 @@ CASES = {
             "n_shared_experts": 2, "first_k_dense_replace": 2,
         },
     ),
+    "deepseek v2": ("deepseek_v2", tiny.DEEPSEEK_V2),
+    "deepseek v2 lite": ("deepseek_v2", tiny.V2_LITE),
+    "deepseek v3": ("deepseek_v3", tiny.DEEPSEEK_V3),
+    "deepseek v3 without a rank of queries, as moonlight": (
+        "deepseek_v3",
+        {
+            **tiny.DEEPSEEK_V3, "q_lora_rank": None, "n_group": 1, "topk_group": 1,
+            "n_shared_experts": 2, "norm_topk_prob": False, "first_k_dense_replace": 2,
+            "rope_parameters": None, "tie_word_embeddings": True,
+        },
+    ),
+    "glm-4.7-flash": ("glm4_moe_lite", tiny.GLM4_MOE_LITE),
+    "youtu": ("youtu", {**tiny.LATENT, "tie_word_embeddings": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "command r7b options": (
         "cohere2",

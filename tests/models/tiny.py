@@ -9,6 +9,10 @@ import torch
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -29,6 +33,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -76,6 +82,8 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 
 from pagoda.arch.registry import spec_for
@@ -121,6 +129,8 @@ def _gemma4(num_positions: int = 256, clipped: bool = False, **text) -> Gemma4Co
 
 FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
@@ -132,6 +142,7 @@ FAMILIES = {
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM),
@@ -155,6 +166,7 @@ FAMILIES = {
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "youtu": (YoutuConfig, YoutuForCausalLM),
 }
 GEMMA2 = {
     "head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 16, "pad_token_id": 0,
@@ -236,6 +248,33 @@ GLM4_MOE = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "head_dim": 16,
     "first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "attention_bias": True,
     "num_nextn_predict_layers": 0,
+}  # fmt: skip
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 24,
+}  # fmt: skip
+DEEPSEEK_V3 = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+    "num_nextn_predict_layers": 0,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+DEEPSEEK_V2 = {
+    **{name: size for name, size in DEEPSEEK_V3.items() if name != "num_nextn_predict_layers"},
+    "n_shared_experts": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 4.0,
+}  # fmt: skip
+V2_LITE = {
+    **DEEPSEEK_V2, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1,
+    "rope_parameters": {
+        **DEEPSEEK_V3["rope_parameters"], "mscale": 0.707, "mscale_all_dim": 0.707,
+    },
+}  # fmt: skip
+GLM4_MOE_LITE = {
+    **LATENT, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "num_nextn_predict_layers": 0, "rms_norm_eps": 1e-5,
 }  # fmt: skip
 GRANITE_MOE = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 32,

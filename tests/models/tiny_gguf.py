@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tests.models import tiny_gguf_latent as latent
+
 _TENSORS = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -27,6 +29,14 @@ _TENSORS = {
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.sinks": "attn_sinks",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": "attn_kv_b",
+    "self_attn.k_b_proj": "attn_k_b",
+    "self_attn.v_b_proj": "attn_v_b",
     "mlp.gate_proj": "ffn_gate",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.up_proj": "ffn_up",
@@ -83,7 +93,8 @@ _TENSORS = {
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
              "granitemoe", "granitemoeshared")  # fmt: skip
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
-        "granitemoe", "granitemoeshared", "minimax_m2")  # fmt: skip
+        "granitemoe", "granitemoeshared", "minimax_m2",
+        *set(latent.TYPES) - {"youtu"})  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
     ("gpt-oss", "gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "seed_oss", "glm4moe"),
@@ -97,6 +108,7 @@ _ARCHS = {
     "gemma4_text": "gemma4",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2", "olmo3": "olmo2", "glm4_moe": "glm4moe",
+    **dict.fromkeys(latent.TYPES, "deepseek2"),
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
@@ -107,20 +119,22 @@ def write(
     storage_of: Callable[[str], Storage],
     *,
     stacked: bool = True,
+    joined: bool = False,
 ) -> None:
     """Write `model` to `path` and give it the weights that the file then holds.
 
     `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
-    If not `stacked`, each expert's matrices are tensors of their own.
+    If not `stacked`, each expert's matrices are tensors of their own; if `joined`, one matrix
+    makes the keys and values of latent attention. Both are of older files.
     """
     config = model.config
     arch = _ARCHS.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, arch)
-    _write_metadata(writer, model.config)
+    _write_metadata(writer, model.config, joined=joined)
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
-    for name, weight in tensors(state, model.config.model_type):
+    for name, weight in _all_tensors(state, model.config, joined=joined):
         stored_name = _stored_name(name, arch)
         values = weight.numpy()
         heads = _permuted_heads(name, model.config)
@@ -148,6 +162,14 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _all_tensors(state: dict, config, *, joined: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, weight in tensors(state, config.model_type):
+        if config.model_type in latent.TYPES and not joined:
+            yield from latent.parts(name, weight, config)
+        else:
+            yield name, weight
 
 
 def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -190,7 +212,7 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{stem}.up_proj{end}", weight[:, 1::2] if whole else weight[:, half:]
 
 
-def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -228,8 +250,11 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
         writer.add_expert_shared_feed_forward_length(shared)
     if llama4:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
+    if config.model_type in latent.TYPES:
+        latent.write_metadata(writer, config, joined=joined)
+    else:
+        writer.add_head_count(config.num_attention_heads)
+        writer.add_head_count_kv(config.num_key_value_heads)
     if config.model_type == "cohere2":
         writer.add_layer_norm_eps(config.layer_norm_eps)
         writer.add_logit_scale(config.logit_scale)
@@ -257,7 +282,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config) -> None:
     rope = rope.get("full_attention", rope)
     writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
-    if head_dim is not None:
+    if head_dim is not None and config.model_type not in latent.TYPES:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if config.model_type in (*_PERMUTED, "cohere2"):

@@ -1,8 +1,9 @@
-"""Draft heads of Qwen3-Next, 3.5 and 3.6 and of GLM-4.5 and 4.6 (MTP), as transformers' checkpoints
-and GGUF files have them.
+"""Draft heads of Qwen3-Next, 3.5 and 3.6, of DeepSeek V3 and of GLM-4.5 and 4.6 (MTP), as
+transformers' checkpoints and GGUF files have them.
 
 Facts: `mtp.*` tensors and config.json of Qwen/Qwen3.5-27B, vLLM's qwen3_next_mtp.py,
-qwen3_5_mtp.py and glm4_moe_mtp.py, llama.cpp's src/models/qwen35.cpp and glm4-moe.cpp.
+qwen3_5_mtp.py, deepseek_mtp.py and glm4_moe_mtp.py, llama.cpp's src/models/qwen35.cpp and
+glm4-moe.cpp.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,6 +32,19 @@ def with_config_draft_head(spec: ModelSpec, config: Mapping[str, Any]) -> ModelS
     if reader.flag("mtp_use_dedicated_embeddings", False):
         sources["embed"] = "mtp.embed_tokens.weight"
     return _with_head(spec, sources, "mtp.layers.0.", "mtp.*", norm="1 + x")
+
+
+def without_gguf_draft_heads(
+    metadata: Mapping[str, Any], prefix: str
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """A GGUF's metadata with its draft heads left out of the number of blocks, and patterns of
+    their tensors."""
+    reader = Reader(metadata, "GGUF metadata", prefix)
+    heads = reader.integer("nextn_predict_layers", MAX_LAYERS, 0, minimum=0)
+    blocks = reader.integer("block_count", MAX_LAYERS, minimum=heads + 1)
+    layers = blocks - heads
+    patterns = tuple(f"blk.{block}.*" for block in range(layers, blocks))
+    return {**metadata, prefix + "block_count": layers}, patterns
 
 
 def with_gguf_draft_head(

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from pagoda.arch.spec import WeightRule
+from pagoda.arch.latent import LatentSpec
+from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,88 @@ def linear_rules(param: str, sources: tuple[str, ...], bias: bool = True) -> lis
     """Rules for a layer with a weight and, with `bias`, one of these."""
     kinds = (".weight", ".bias") if bias else (".weight",)
     return [WeightRule(param + kind, tuple(source + kind for source in sources)) for kind in kinds]
+
+
+@dataclass(frozen=True)
+class LatentNames:
+    """Where a checkpoint has the matrices and norms of latent attention, without `.weight`."""
+
+    query: str
+    query_down: str
+    query_norm: str
+    query_up: str
+    """These three where queries have a rank, and the first where they have none."""
+    down: str
+    norm: str
+    keys_and_values: str
+    """[heads * (key_dim + value_dim), rank]."""
+    keys: str = ""
+    """[heads, rank, key_dim], and below [heads, value_dim, rank], where there is no such matrix of
+    both."""
+    values: str = ""
+
+
+_ATTENTION = "model.layers.{layer}.self_attn."
+LATENT_CONFIG = LatentNames(
+    query=_ATTENTION + "q_proj",
+    query_down=_ATTENTION + "q_a_proj",
+    query_norm=_ATTENTION + "q_a_layernorm",
+    query_up=_ATTENTION + "q_b_proj",
+    down=_ATTENTION + "kv_a_proj_with_mqa",
+    norm=_ATTENTION + "kv_a_layernorm",
+    keys_and_values=_ATTENTION + "kv_b_proj",
+)
+"""Names as transformers writes them (modeling_deepseek_v3.py)."""
+LATENT_GGUF = LatentNames(
+    query="blk.{layer}.attn_q",
+    query_down="blk.{layer}.attn_q_a",
+    query_norm="blk.{layer}.attn_q_a_norm",
+    query_up="blk.{layer}.attn_q_b",
+    down="blk.{layer}.attn_kv_a_mqa",
+    norm="blk.{layer}.attn_kv_a_norm",
+    keys_and_values="blk.{layer}.attn_kv_b",
+    keys="blk.{layer}.attn_k_b",
+    values="blk.{layer}.attn_v_b",
+)
+"""Names as llama.cpp writes them (conversion/deepseek.py)."""
+
+
+def latent_rules(
+    names: LatentNames, latent: LatentSpec, heads: int, *, joined: bool
+) -> list[WeightRule]:
+    """Rules for all but the output's matrix; `joined` says that one matrix makes keys and values.
+
+    Rows of queries and keys that are rotated come last in a checkpoint, pairs side by side.
+    """
+    param = "layers.{layer}.attention."
+
+    def rule(name: str, source: str, size: int = 0) -> WeightRule:
+        sizes = (size,) if size else ()
+        turning = latent.rope_dim if size else None
+        return WeightRule(
+            f"{param}{name}.weight", (f"{source}.weight",), sizes, turning, turning_last=bool(size)
+        )
+
+    if latent.query_rank is None:
+        queries = [rule("q", names.query, latent.query_dim)]
+    else:
+        queries = [
+            rule("q_a", names.query_down),
+            rule("q_norm", names.query_norm),
+            rule("q_b", names.query_up, latent.query_dim),
+        ]
+    kv = [rule("kv_a", names.down, latent.rank + latent.rope_dim), rule("kv_norm", names.norm)]
+    if not joined:
+        stacked = ExpertTensors(heads, "stacked")
+        each = [rule("k_b", names.keys), rule("v_b", names.values)]
+        return [*queries, *kv, *(replace(x, experts=stacked) for x in each)]
+    period, rows = latent.key_dim + latent.value_dim, ExpertTensors(heads, "rows")
+    keys = RowPiece(period, 0, latent.key_dim)
+    values = RowPiece(period, latent.key_dim, latent.value_dim)
+    both = names.keys_and_values
+    return [
+        *queries,
+        *kv,
+        replace(rule("k_b", both), pieces=(keys,), experts=rows, transposed=True),
+        replace(rule("v_b", both), pieces=(values,), experts=rows),
+    ]

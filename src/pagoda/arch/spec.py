@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from pagoda.arch.latent import LatentSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.base.errors import ConfigError
 
@@ -99,6 +100,8 @@ class AttentionSpec:
     borrows: int = 0
     """How many layers before this one the one lies whose keys and values it attends to; 0: it has
     its own."""
+    latent: LatentSpec | None = None
+    """Then there is one KV head, whose size is `rank + rope_dim`, and values are its keys."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +149,11 @@ class MoeSpec:
     """Experts are chosen by their weight plus a number of each one's own, which the weight itself
     is without."""
     groups: int = 1
-    """With `corrected`: experts lie in so many equal groups."""
+    """Experts lie in so many equal groups."""
     top_groups: int = 1
-    """Experts are chosen from so many groups, those whose two best add up to most."""
+    """Experts are chosen from so many groups, those whose best add up to most."""
+    group_best: int = 2
+    """So many of a group's are added up: 1 or 2."""
     renormalize: bool = False
     """The chosen experts' weights are made to sum to 1."""
     scale: float = 1.0
@@ -315,9 +320,10 @@ class ExpertTensors:
     or vectors [rows]."""
 
     count: int
-    layout: Literal["single", "stacked"]
+    layout: Literal["single", "stacked", "rows"]
     """A tensor per expert, whose index `{expert}` stands for, or one of [count, rows, columns]
-    (`weights.upright` makes it so of one that lies on its side)."""
+    (`weights.upright` makes it so of one that lies on its side); or rows of a matrix, for each
+    expert those that the rule's `pieces` say."""
     parts: int = 1
     """Matrices that lie in each tensor, one behind the other on rows."""
     interleaved: bool = False
@@ -339,6 +345,8 @@ class WeightRule:
     puts them into halves: whole rows move, so block formats survive it."""
     turning: int | None = None
     """Rows of such a head that have pairs, the first ones (None: all)."""
+    turning_last: bool = False
+    """They are a head's last ones, and become its first."""
     layers: tuple[int, ...] | None = None
     """The indices that `{layer}` stands for; None: all."""
     pieces: tuple[RowPiece | None, ...] = ()
@@ -347,6 +355,8 @@ class WeightRule:
     """What an element x of the checkpoint becomes."""
     experts: ExpertTensors | None = None
     """How the matrices of experts are stored; the sources of one expert follow each other."""
+    transposed: bool = False
+    """With `experts`: each matrix is the transposed one of the checkpoint's."""
 
 
 @dataclass(frozen=True)

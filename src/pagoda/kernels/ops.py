@@ -11,8 +11,9 @@ import torch
 
 from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
+from pagoda.kernels.cpu import heads as packed_heads
 from pagoda.kernels.protocol import Ops
-from pagoda.kernels.ref import delta_net, embedding, experts, linear, rope
+from pagoda.kernels.ref import delta_net, embedding, experts, heads, linear, rope
 from pagoda.kernels.ref import draw as drawing
 from pagoda.kernels.ref.dequant import formats as dequant
 from pagoda.kernels.selector import form
@@ -144,6 +145,24 @@ def mix_experts(
         assert isinstance(up, kinds[1]) and isinstance(down, kinds[1])
         mixed = experts.mix(x, routed, up, down, gating, first, weighs_inputs)
     return mixed if beside is None else add_gated(mixed, *beside)
+
+
+def head_products(
+    x: Tensor,
+    weight: PlainExperts | PackedExperts,
+    kept: int = 0,
+    behind: Tensor | None = None,
+) -> Tensor:
+    """[tokens, heads * (kept + rows) + behind's columns]: for each head the first `kept` columns of
+    x [tokens, heads, kept + columns] as they are, then the head's matrix [rows, columns] times the
+    others; and what is `behind` [tokens, any] behind all heads.
+
+    `weight` has a head's matrix in the place of an expert's; x and `behind` may be columns of
+    wider rows. In x's dtype; a CPU's packed matrices take fp32.
+    """
+    if isinstance(weight, packed_experts.PackedExperts):
+        return packed_heads.head_products(x, weight, kept, behind)
+    return heads.head_products(x, weight.weight, kept, behind)
 
 
 def matmul(

@@ -108,6 +108,9 @@ class MixtureOfExperts(nn.Module):
         if spec.scale != 1.0:
             self._scale = torch.full((spec.num_experts,), spec.scale, device=context.device)
         self.correction = Vector(context, spec.num_experts) if spec.corrected else None
+        self._uncorrected = None
+        if spec.groups > 1 and not spec.corrected:
+            self._uncorrected = torch.zeros(spec.num_experts, device=context.device)
         clamped = spec.clamped
         if clamped is None:
             self._gating = ops.Gating(activation=spec.activation)
@@ -125,8 +128,9 @@ class MixtureOfExperts(nn.Module):
         chosen, gate = logits[:, : spec.num_experts], logits[:, spec.num_experts :]
         scales = self._scale if self.scales is None else self.scales.weight
         correction = None
-        if self.correction is not None:
-            correction = ops.Correction(self.correction.weight, spec.groups, spec.top_groups)
+        added = self._uncorrected if self.correction is None else self.correction.weight
+        if added is not None:
+            correction = ops.Correction(added, spec.groups, spec.top_groups, spec.group_best)
         routed = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales, correction)
         form = ops.mix_experts
         if spec.shared is not None:

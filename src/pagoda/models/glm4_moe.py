@@ -1,6 +1,6 @@
-"""GLM-4.5 and 4.6 (arXiv 2508.06471).
+"""GLM-4.5 and 4.6 (arXiv 2508.06471), DeepSeek V3 (arXiv 2412.19437).
 
-The layer is Llama's; partly rotated heads, experts and dense layers come from the spec.
+The layer is Llama's; the kind of attention, experts and dense layers come from the spec.
 """
 
 from pagoda.models.base import CausalLM

@@ -6,6 +6,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.attention import Attention
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
+from pagoda.layers.latent_attention import LatentAttention
 from pagoda.layers.moe import feed_forward
 from pagoda.layers.norm import RMSNorm
 from pagoda.models.base import CausalLM, DecoderLayer
@@ -28,7 +29,12 @@ class LlamaLayer(DecoderLayer):
     ) -> None:
         """Make what `mix` calls."""
         assert isinstance(layer.mixer, AttentionSpec)
-        self.attention = Attention(context, layer.mixer, spec.hidden_size, spec.norm_eps, index)
+        mixer, hidden = layer.mixer, spec.hidden_size
+        self.attention: Attention | LatentAttention
+        if mixer.latent is not None:
+            self.attention = LatentAttention(context, mixer, mixer.latent, hidden, index)
+        else:
+            self.attention = Attention(context, mixer, hidden, spec.norm_eps, index)
 
     def mix(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         out: torch.Tensor = self.attention(hidden_states, batch)

@@ -20,14 +20,14 @@ from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
-from pagoda.models.pieces import Piece, pieces, valued
+from pagoda.models.pieces import Piece, pieces, transposed_bytes, valued
 from pagoda.models.registry import MODELS
 from pagoda.planner.attention import AttentionChoice, own_attention
 from pagoda.planner.memory.assumed import Dummy
 from pagoda.quant.base import ShardSource
 from pagoda.quant.host import HostWeights
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
-from pagoda.weights.formats import FORMATS
+from pagoda.weights.formats import FORMATS, transposed
 from pagoda.weights.kv_scales import is_kv_scale
 
 Progress = Callable[[int, int], None]
@@ -209,8 +209,8 @@ def _create(model: Model, checkpoint: Checkpoint, host: HostWeights | None) -> _
         layer, param = _layer_of(model, rule)
         if param != "weight":
             continue
-        used = (piece.source for piece in pieces(rule, layer.targets(param)))
-        storages = tuple(checkpoint.tensors[source].type for source in used)
+        used = pieces(rule, layer.targets(param))
+        storages = tuple(_storage(piece, checkpoint.tensors[piece.source]) for piece in used)
         make_room = partial(_make_room, layer, storages, rule.sources[0])
         if host is not None and rule.param in host.params:
             layer.host = host
@@ -218,6 +218,10 @@ def _create(model: Model, checkpoint: Checkpoint, host: HostWeights | None) -> _
         else:
             make_room()
     return waiting
+
+
+def _storage(piece: Piece, info: TensorInfo) -> str:
+    return transposed(info.type) if piece.transposed else info.type
 
 
 def _make_room(layer: WeightedLayer, storages: tuple[str, ...], source: str) -> None:
@@ -283,6 +287,13 @@ def _source(checkpoint: Checkpoint, info: TensorInfo, item: _Item) -> ShardSourc
         prod(target.shape[1:]) if target.columns is None else count(target.columns),
         lambda: piece.read(checkpoint, info, target),
     )
+    if piece.transposed:
+        columns = info.shape[-1]
+        return replace(
+            source,
+            storage=transposed(info.type),
+            read=lambda: transposed_bytes(source.read(), info.type, columns),
+        )
     if piece.value == "x":
         return source
     return replace(

@@ -12,6 +12,7 @@ from pagoda.arch.spec import ExpertTensors, RowPiece, WeightRule
 from pagoda.kernels import ops
 from pagoda.layers.loading import LoadTarget, Slices
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
+from pagoda.weights.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class Piece:
     """That the whole tensor must have."""
     unpermute: int = 0
     turning: int | None = None
+    turning_last: bool = False
     """As in WeightRule."""
     expert: int | None = None
     """Place on the first dimension of a stack; None for a tensor that is one matrix."""
     rows: RowPiece | None = None
     """Those of its rows that count (None: all); the target's rows are among these."""
     value: str = "x"
+    transposed: bool = False
     """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
@@ -48,7 +51,9 @@ class Piece:
             raw = _joined([chosen[rows] for rows in target.rows or (slice(None),)], 0)
         else:
             raw = _joined([self._matrix(checkpoint, info, target, rows) for rows in runs], 0)
-        return _unpermuted(raw, self.unpermute, self.turning) if self.unpermute else raw
+        if not self.unpermute:
+            return raw
+        return _unpermuted(raw, self.unpermute, self.turning, last=self.turning_last)
 
     def _matrix(
         self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget, rows: slice | None
@@ -110,7 +115,19 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
         rows, *columns = target.shape
         if part is not None:
             rows = rows // part.count * part.period
-        yield Piece(source, (rows, *columns), size, rule.turning, rows=part, value=rule.value)
+        yield Piece(
+            source, (rows, *columns), size, rule.turning, rule.turning_last, rows=part,
+            value=rule.value,
+        )  # fmt: skip
+
+
+def transposed_bytes(raw: torch.Tensor, storage: str, columns: int) -> torch.Tensor:
+    """The bytes of [rows, columns], stored so, as those of [columns, rows] in the format that
+    `weights.formats.transposed` names."""
+    if FORMATS[storage].block_elements > 1:
+        raw = ops.dequantize(raw, storage).view(torch.uint8)
+    turned = raw.unflatten(1, (columns, -1)).transpose(0, 1)
+    return turned.flatten(1)
 
 
 def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
@@ -139,6 +156,9 @@ def _expert_pieces(
     for index, target in enumerate(targets):
         expert, (rows, *columns) = target.expert, target.shape
         assert expert is not None, rule.param
+        if experts.layout == "rows":
+            yield _rows_piece(rule, experts, expert, columns[0] if not rule.transposed else rows)
+            continue
         source, part = divmod(index % (per_expert * parts), parts)
         piece = RowPiece(parts * rows, part * rows, rows)
         if experts.interleaved and parts > 1:
@@ -148,6 +168,14 @@ def _expert_pieces(
             yield Piece(rule.sources[expert * per_expert + source], shape, rows=piece)
             continue
         yield Piece(rule.sources[source], (experts.count, *shape), expert=expert, rows=piece)
+
+
+def _rows_piece(rule: WeightRule, experts: ExpertTensors, expert: int, columns: int) -> Piece:
+    (source,), (part,) = rule.sources, rule.pieces
+    assert part is not None, rule.param
+    height = experts.count * part.period
+    rows = RowPiece(height, expert * part.period + part.first, part.count)
+    return Piece(source, (height, columns), rows=rows, transposed=rule.transposed)
 
 
 def _chosen(rows: torch.Tensor, piece: RowPiece | None) -> torch.Tensor:
@@ -164,13 +192,17 @@ def _joined(parts: list[torch.Tensor], dim: int) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-def _unpermuted(rows: torch.Tensor, head_dim: int, turning: int | None) -> torch.Tensor:
+def _unpermuted(
+    rows: torch.Tensor, head_dim: int, turning: int | None, *, last: bool = False
+) -> torch.Tensor:
     """Rows of each head from (pair, half) order back to (half, pair) order, but those behind
-    `turning`.
+    `turning`; or where these are a head's `last` ones, those before them, which come behind.
 
     Of whole heads the inverse of llama.cpp's LlamaModel.permute (conversion/llama.py).
     """
     heads = rows.unflatten(0, (-1, head_dim))
+    if last and turning is not None:
+        heads = heads.roll(turning, 1)
     halves: torch.Tensor = heads[:, :turning].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
     if turning is not None:
         halves = torch.cat((halves, heads[:, turning:]), 1)

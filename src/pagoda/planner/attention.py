@@ -126,6 +126,8 @@ def why_not(
         return None
     if facts.device == "cpu":
         return "it computes on NVIDIA GPUs"
+    if mixer.latent is not None:
+        return "it has no latent attention, whose values are a part of its keys"
     if backend == "triton":
         if dtype == "bfloat16" and 0 < facts.capability < _TENSOR_CORES:
             return "bfloat16 needs sm_80 or later"
@@ -171,7 +173,8 @@ def kind_of(mixer: AttentionSpec) -> str:
         sight = "attention both ways"
     sinks = ", sinks" if mixer.sinks else ""
     cap = "" if mixer.logit_cap is None else ", capped logits"
-    return f"{sight}, heads of {mixer.head_dim}{sinks}{cap}"
+    latent = "" if mixer.latent is None else ", latent"
+    return f"{sight}, heads of {mixer.head_dim}{sinks}{cap}{latent}"
 
 
 def _others(chosen: str, declined: Mapping[str, str | None]) -> str:

@@ -71,4 +71,5 @@ def _cache_bytes(mixer: AttentionSpec | DeltaNetSpec, cells: int, batch: int) ->
         return 0
     if mixer.window is not None:
         cells = min(cells, -(-(mixer.window + batch) // _CELL_UNIT) * _CELL_UNIT)
-    return cells * 2 * mixer.num_kv_heads * mixer.head_dim * _HALF
+    parts = 2 if mixer.latent is None else 1
+    return cells * parts * mixer.num_kv_heads * mixer.head_dim * _HALF

@@ -89,9 +89,10 @@ def _layers(
     if isinstance(group, KVGroupSpec):
         dtype = device.dtype(group.kv_dtype)
         size = group.num_kv_heads * group.block_size * row_elements(group.head_dim, dtype)
+        parts = _parts(rows, group, dtype, size, 0 if group.latent else size)
         return [
-            views(*pair, group.layout, group.num_kv_heads)
-            for pair in _parts(rows, group, dtype, size, size)
+            views(keys, keys if group.latent else values, group.layout, group.num_kv_heads)
+            for keys, values in parts
         ]
     first, second = group.conv_shape, group.state_shape
     return [

@@ -118,6 +118,11 @@ def held_as(storage: str, columns: int, kernels: Collection[str]) -> str:
     return "BF16"
 
 
+def transposed(storage: str) -> str:
+    """The storage format of a matrix whose transposed one is stored so: blocks lie along rows."""
+    return storage if FORMATS[storage].block_elements == 1 else "DECODED"
+
+
 GGML_FORMATS: Mapping[int, StorageFormat] = {
     entry.ggml_id: entry for entry in FORMATS.values() if entry.ggml_id is not None
 }

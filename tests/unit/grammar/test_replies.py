@@ -42,6 +42,10 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         f"{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
     "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
     "seed_oss": (
@@ -65,7 +69,7 @@ THOUGHTS = {
 }
 AUTO = (
     "hermes", "qwen3_coder", "gemma4", "deepseek_v3", "deepseek_r1", "mistral", "seed_oss",
-    "command", "ernie45",
+    "command", "ernie45", "kimi_k2",
 )  # fmt: skip
 PROMPT = "<|start|>assistant"
 

@@ -54,6 +54,8 @@ class KVGroupSpec:
     """As `KVLayout` has it."""
     borrowers: tuple[tuple[int, int], ...] = ()
     """Layers that keep nothing of their own, each with the one of `layers` whose part it reads."""
+    latent: bool = False
+    """Values are the keys: a block has no part for them."""
 
     @property
     def layout(self) -> KVLayout:
@@ -64,7 +66,7 @@ class KVGroupSpec:
         """One layer's keys and values in a block."""
         rows = self.num_kv_heads * self.block_size
         size = _aligned(rows * row_bytes(self.head_dim, self.kv_dtype))
-        return size, size
+        return size, 0 if self.latent else size
 
     @property
     def block_bytes(self) -> int:
@@ -103,7 +105,7 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
     Layers of a loaded draft head and of a draft model are among them, with the indices behind the
     last. Encoders have none."""
     keys, block_size = layout.keys, layout.block_size
-    members: dict[tuple[Literal["full", "sliding"], int, int, int | None], list[int]] = {}
+    members: dict[tuple[Literal["full", "sliding"], int, int, int | None, bool], list[int]] = {}
     borrowers: dict[int, list[tuple[int, int]]] = {}
     recurrent: dict[DeltaNetSpec, list[int]] = {}
     for index, layer in enumerate(spec.cached_layers):
@@ -114,7 +116,8 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
             borrowers.setdefault(index - mixer.borrows, []).append((index, index - mixer.borrows))
         elif mixer.kind != "encoder":
             window = mixer.window if mixer.kind == "sliding" else None
-            key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window)
+            latent = mixer.latent is not None
+            key = (mixer.kind, mixer.num_kv_heads, mixer.head_dim, window, latent)
             members.setdefault(key, []).append(index)
     attention = [
         KVGroupSpec(
@@ -127,8 +130,9 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
             kv_dtype,
             keys,
             tuple(pair for layer in layers for pair in borrowers.get(layer, ())),
-        )  # fmt: skip
-        for (kind, num_kv_heads, head_dim, window), layers in members.items()
+            latent,
+        )
+        for (kind, num_kv_heads, head_dim, window, latent), layers in members.items()
     ]
     states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]
     return [*attention, *states]

@@ -83,11 +83,12 @@ class AttentionBackend(Protocol):
         """Rotate q and k (after `norms`), write k and v to their slots, and return q.
 
         qkv [tokens, (heads + 2 * kv_heads) * dim] may be overwritten; with `values_are_keys` it
-        has no v, which is then k before its norm and rotation. `cos_sin` is fp32
-        [max_position, rotary_dim]: cosines, then sines, halves convention (NeoX), and dimensions
-        past rotary_dim pass through; None rotates nothing. fp32 `q_scales` [max_position] are what
-        q is multiplied with at last. Caches as `kernels.ref.kv_cache` says; `kv_scales` are
-        those of 8-bit floats. Returns q [tokens, heads, dim].
+        has no v, which is then k before its norm and rotation, or where caches are one tensor the
+        key as it is stored. `cos_sin` is fp32 [max_position, rotary_dim]: cosines, then sines,
+        halves convention (NeoX), and dimensions past rotary_dim pass through; None rotates nothing.
+        fp32 `q_scales` [max_position] are what q is multiplied with at last. Caches as
+        `kernels.ref.kv_cache` says; `kv_scales` are those of 8-bit floats. Returns q
+        [tokens, heads, dim].
         """
 
     def rotate(

@@ -188,7 +188,8 @@ def _rotary_dim(cos_sin: Tensor | None, dim: int) -> int:
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:
     _, kv_heads, block_size, row = _dims("v_cache", v_cache, 4)
     dim = head_dim(v_cache)
-    _check_rows("v_cache", v_cache, v_cache.shape, k_cache.dtype)
+    if v_cache is not k_cache:
+        _check_rows("v_cache", v_cache, v_cache.shape, k_cache.dtype)
     if k_cache.shape != v_cache.shape:
         raise ValueError(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}.")
     heads_apart = kv_heads == 1 or k_cache.stride(1) == block_size * row

@@ -294,15 +294,17 @@ class CpuOps(CpuAttention, CpuStreams):
             raise ValueError(f"top_k is {top_k}; there are {count} experts.")
         if scales is not None:
             _check("scales", scales, torch.float32, (count,))
-        added, groups, top_groups = correction or (None, 1, 1)
+        added, groups, top_groups, best = correction or (None, 1, 1, 2)
         if added is not None:
             _check("added", added, torch.float32, (count,))
             _check_groups(count, groups, top_groups, top_k)
+            if best not in (1, 2):
+                raise ValueError(f"{best} of a group's experts are added up; it is 1 or 2.")
         ids, weights = empty((rows, top_k), torch.int64), empty((rows, top_k))
         self._native.route(
             logits.data_ptr(), rows, logits.stride(0), count, top_k, getattr(Scoring, scoring),
             renormalize, ids.data_ptr(), weights.data_ptr(), _address(scales), _address(added),
-            groups, top_groups,
+            groups, top_groups, best,
         )  # fmt: skip
         return Routed(ids, weights)
 

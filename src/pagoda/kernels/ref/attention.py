@@ -96,7 +96,8 @@ def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
     blocks = torch.div(slot_mapping, block_size, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_size
     store(k, k_cache, blocks, offsets)
-    store(v, v_cache, blocks, offsets)
+    if v_cache is not k_cache:
+        store(v, v_cache, blocks, offsets)
 
 
 def paged_attention(

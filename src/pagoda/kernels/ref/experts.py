@@ -59,8 +59,10 @@ class Correction(NamedTuple):
     groups: int = 1
     """Experts lie in so many equal groups."""
     top_groups: int = 1
-    """So many of them are open to choice: those whose two best add up to most, the lower ones first
+    """So many of them are open to choice: those whose best add up to most, the lower ones first
     of equals."""
+    group_best: int = 2
+    """So many of a group's are added up: 1 or 2."""
 
 
 class Beside(NamedTuple):
@@ -102,7 +104,7 @@ def _open(keys: Tensor, correction: Correction) -> Tensor:
     if correction.groups == correction.top_groups:
         return keys
     groups = keys.unflatten(-1, (correction.groups, -1))
-    best = groups.topk(2, dim=-1).values.sum(-1)
+    best = groups.topk(correction.group_best, dim=-1).values.sum(-1)
     closed = best.argsort(dim=-1, descending=True, stable=True)[:, correction.top_groups :]
     shut = torch.zeros_like(best, dtype=torch.bool).scatter_(1, closed, True)
     opened: Tensor = groups.masked_fill(shut[..., None], -torch.inf).flatten(1)

@@ -1,9 +1,10 @@
 """K and V of one layer in the paged cache, as `KVLayout` says.
 
-Both are tensors [num_blocks, kv_heads, block_size, row]: a row is one token's head_dim elements of
-one head, in int8 with their fp32 scale behind them. Strides say how keys lie. Dimension by
-dimension (a stride of 1 over tokens) they are scored as vectors of one dimension each; in int8 the
-fp32 scales [block_size] then lie behind all dimensions, where no strides reach them.
+Both are tensors [num_blocks, kv_heads, block_size, row], and the same one where values are keys: a
+row is one token's head_dim elements of one head, in int8 with their fp32 scale behind them. Strides
+say how keys lie. Dimension by dimension (a stride of 1 over tokens) they are scored as vectors of
+one dimension each; in int8 the fp32 scales [block_size] then lie behind all dimensions, where no
+strides reach them.
 """
 
 from typing import NamedTuple
@@ -30,11 +31,12 @@ class KVScales(NamedTuple):
 
 
 def views(keys: Tensor, values: Tensor, layout: KVLayout, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """K and V that lie in rows [num_blocks, kv_heads * block_size * row] any stride apart."""
+    """K and V that lie in rows [num_blocks, kv_heads * block_size * row] any stride apart; of the
+    same rows they are one tensor."""
     k, v = (rows.unflatten(1, (kv_heads, layout.block_size, -1)) for rows in (keys, values))
     if layout.keys == "dimensions":
         k = keys.unflatten(1, (kv_heads, -1, layout.block_size)).transpose(2, 3)
-    return k, v
+    return k, k if values is keys else v
 
 
 def row_elements(head_dim: int, dtype: torch.dtype) -> int:
@@ -100,7 +102,9 @@ def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
     if rows.dtype != torch.int8:
         return rows.to(dtype)
     codes, scale = rows.split((head_dim(rows), INT8_SCALE_BYTES), dim=-1)
-    decoded: Tensor = codes * scale.contiguous().view(torch.float32)
+    # Copied, for where it lies need not be a place for an fp32 number.
+    scale = scale.clone(memory_format=torch.contiguous_format)
+    decoded: Tensor = codes * scale.view(torch.float32)
     return decoded.to(dtype)
 
 

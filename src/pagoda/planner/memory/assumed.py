@@ -67,7 +67,7 @@ def _sources(
 ) -> Iterator[TensorInfo]:
     names = list(dict.fromkeys(rule.sources))
     plain = PLAIN_FORMATS[spec.dtype]
-    roles = ("experts",) if storage == "MXFP4" else ("linear", "experts")
+    roles = ("experts",) if storage == "MXFP4" else ("linear", "experts", "per_head")
     columns = tensor.shape[-1]
     quantized = plain
     if storage is not None and tensor.role in roles and tensor.is_matrix:

@@ -244,6 +244,9 @@ def _per_token(layer: LayerSpec, width: int) -> int:
     if isinstance(mixer, AttentionSpec):
         q_heads = mixer.num_heads * (2 if mixer.output_gate else 1)
         mixed = (q_heads + 2 * mixer.num_kv_heads) * mixer.head_dim
+        if mixer.latent is not None:  # sums are as wide as keys, and queries and values come beside
+            own = mixer.latent.query_dim + mixer.latent.value_dim
+            mixed += mixer.num_heads * (mixer.head_dim + own) + (mixer.latent.query_rank or 0)
     else:
         keys = 2 * mixer.num_key_heads * mixer.key_head_dim
         mixed = keys + 2 * mixer.num_value_heads * mixer.value_head_dim

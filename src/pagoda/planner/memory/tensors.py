@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from pagoda.arch.latent import LatentSpec
 from pagoda.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
@@ -23,10 +24,11 @@ from pagoda.arch.spec import (
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 
 Role = Literal[
-    "embedding", "head", "linear", "experts", "router", "vector", "conv", "table", "vision"
-]
+    "embedding", "head", "linear", "experts", "per_head", "router", "vector", "conv", "table",
+    "vision",
+]  # fmt: skip
 """`table`: learned positions, types and layers' inputs, looked up and never multiplied. `vision`: a
-matrix of the tower."""
+matrix of the tower. `per_head`: one for each head of attention."""
 
 
 _DRAFT_HEAD = "draft_head."
@@ -47,7 +49,7 @@ class ModelTensor:
 
     name: str
     shape: tuple[int, ...]
-    """Experts first where there are some, then output, then input size."""
+    """Experts (or heads) first where there are some, then output, then input size."""
     role: Role
     parts: tuple[Part, ...] = ()
     """How several devices share the rows; empty where each holds all of them."""
@@ -163,7 +165,11 @@ def _layer(
     after = layer.norms == "after"
     first = "attention_result_norm" if after else "attention_norm"
     yield from _norm(prefix + first, hidden, bias=norm_bias, layer=index)
-    if isinstance(layer.mixer, AttentionSpec):
+    if isinstance(layer.mixer, AttentionSpec) and layer.mixer.latent is not None:
+        yield from _latent_attention(
+            layer.mixer, layer.mixer.latent, hidden, prefix + "attention.", index
+        )
+    elif isinstance(layer.mixer, AttentionSpec):
         yield from _attention(layer.mixer, hidden, prefix + "attention.", index)
     else:
         yield from _delta_net(layer.mixer, hidden, prefix + "delta_net.", index)
@@ -242,6 +248,34 @@ def _attention(
     if spec.sinks:
         each = (Part(spec.num_heads, spec.num_heads),)
         yield ModelTensor(prefix + "sinks.weight", (spec.num_heads,), "vector", each, layer=index)
+
+
+def _latent_attention(
+    spec: AttentionSpec, latent: LatentSpec, hidden: int, prefix: str, index: int | None
+) -> Iterator[ModelTensor]:
+    """Its short vectors every device makes by itself."""
+    heads = spec.num_heads
+    queries = (Part(heads * latent.query_dim, heads),)
+    if latent.query_rank is None:
+        yield from _linear(prefix + "q", queries, hidden, layer=index)
+    else:
+        shape = (latent.query_rank, hidden)
+        yield ModelTensor(prefix + "q_a.weight", shape, "linear", layer=index)
+        yield from _norm(prefix + "q_norm", latent.query_rank, layer=index)
+        yield from _linear(prefix + "q_b", queries, latent.query_rank, layer=index)
+    yield ModelTensor(prefix + "kv_a.weight", (spec.head_dim, hidden), "linear", layer=index)
+    yield from _norm(prefix + "kv_norm", latent.rank, layer=index)
+    for name, *sizes in (
+        ("k_b", latent.rank, latent.key_dim),
+        ("v_b", latent.value_dim, latent.rank),
+    ):
+        yield ModelTensor(
+            f"{prefix}{name}.weight", (heads, *sizes), "per_head", (Part(heads, heads),),
+            layer=index,
+        )  # fmt: skip
+    yield from _linear(
+        prefix + "output", _rows(hidden), heads * latent.value_dim, column_units=heads, layer=index
+    )
 
 
 def _delta_net(

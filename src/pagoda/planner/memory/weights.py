@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from pagoda.arch.spec import ModelSpec
+from pagoda.arch.spec import ModelSpec, WeightRule
 from pagoda.planner.memory.tensors import ModelTensor, model_tensors
 from pagoda.weights.checkpoint import TensorInfo
-from pagoda.weights.formats import FORMATS, held_as
+from pagoda.weights.formats import FORMATS, held_as, transposed
 
 PLAIN_FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Storage formats of the types that `--dtype` names."""
@@ -55,7 +55,8 @@ def held_weights(
     held = []
     for tensor in model_tensors(spec):
         share = _share(tensor, size)
-        if not tensor.is_matrix or tensor.role in ("router", "conv") or not packed:
+        expanded = ("router", "conv") if native else ("router", "conv", "per_head")
+        if not tensor.is_matrix or tensor.role in expanded or not packed:
             # Routers and convolutions are fp32 beside packed weights.
             storage = plain
             if tensor.role == "conv" or (tensor.role == "router" and native):
@@ -127,17 +128,19 @@ def _stored(
     stored: dict[str, dict[tuple[str, int, int], int]] = {}
     if not tensors:
         return stored
-    for param, info in _sources(spec, tensors):
+    for rule, info in _sources(spec, tensors):
         kind = (info.type, info.shape[-1], info.group)
-        of_param = stored.setdefault(param, {})
+        if rule.transposed and rule.pieces[0] is not None:
+            kind = (transposed(info.type), rule.pieces[0].count, 0)
+        of_param = stored.setdefault(rule.param, {})
         of_param[kind] = of_param.get(kind, 0) + prod(info.shape)
     return stored
 
 
 def _sources(
     spec: ModelSpec, tensors: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorInfo]]:
+) -> Iterator[tuple[WeightRule, TensorInfo]]:
     for rule in spec.expanded_weights():
         for name in dict.fromkeys(rule.sources):
             if name in tensors:
-                yield rule.param, tensors[name]
+                yield rule, tensors[name]

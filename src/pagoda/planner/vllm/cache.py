@@ -165,14 +165,14 @@ def pool_bytes(spec: ModelSpec, run: Run, length: int) -> int:
 
 def token_bytes(mixer: AttentionSpec, run: Run) -> int:
     """One token's K and V of one layer on a rank."""
-    heads = max(1, mixer.num_kv_heads // run.size)
+    heads = max(1, mixer.num_kv_heads // run.size) * (2 if mixer.latent is None else 1)
     dtype = run.kv_cache_dtype
     if dtype in _SCALED:
-        return 2 * heads * (mixer.head_dim + 4)
+        return heads * (mixer.head_dim + 4)
     if dtype != "auto" and dtype not in _KV_BYTES:
         known = ", ".join(["auto", *_KV_BYTES, *_SCALED])
         raise ConfigError(f"--kv-cache-dtype {dtype} is not known; take one of {known}.")
-    return 2 * heads * mixer.head_dim * _KV_BYTES.get(dtype, run.width)
+    return heads * mixer.head_dim * _KV_BYTES.get(dtype, run.width)
 
 
 def _state_bytes(mixer: DeltaNetSpec, run: Run) -> int:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 from pagoda.text.grammar.rules import Rules, either, repeated
@@ -58,6 +59,8 @@ class CallForm:
     after: str = ""
     single: bool = False
     """There is one call to a reply."""
+    numbered: bool = False
+    """A colon and the call's number, from 0 on, stand behind its name."""
     trigger: str = ""
     """With what `before` and `head` begin and no other text does: where it comes in a reply, a call
     follows. Empty where nothing tells."""
@@ -71,12 +74,13 @@ class CallForm:
     def written(self, calls: Sequence[WrittenCall]) -> str:
         """Calls as a model writes them, for forms of JSON. Their ids are left out where the form
         has no object around a call."""
-        return self.before + self.between.join(map(self._written, calls)) + self.after
+        return self.before + self.between.join(map(self._written, count(), calls)) + self.after
 
-    def _written(self, call: WrittenCall) -> str:
+    def _written(self, index: int, call: WrittenCall) -> str:
         has_place = call.call_id is not None and self.tail.startswith("}")
         marked = f', "id": {json.dumps(call.call_id, ensure_ascii=False)}' if has_place else ""
-        return f"{self.head}{call.name}{self.middle}{call.arguments}{marked}{self.tail}"
+        name = f"{call.name}:{index}" if self.numbered else call.name
+        return f"{self.head}{name}{self.middle}{call.arguments}{marked}{self.tail}"
 
     def calls(self, rules: Rules, tools: Sequence[CallSpec], *, several: bool) -> str:
         """One call, or up to `MOST_CALLS`, and nothing else."""
@@ -98,9 +102,11 @@ class CallForm:
         return f"{repeated(rules.rule(f'{opened} {group}'))} {rules.anything()}"
 
     def _call(self, rules: Rules, tools: Sequence[CallSpec], head: str) -> str:
+        middle = rules.literal(self.middle)
+        if self.numbered:
+            middle = f"{rules.rule('/:[0-9]{1,3}/')} {middle}"
         named = [
-            f"{rules.literal(tool.name + self.middle)} {self.arguments(rules, tool)}"
-            for tool in tools
+            f"{rules.literal(tool.name)} {middle} {self.arguments(rules, tool)}" for tool in tools
         ]
         return rules.rule(f"{rules.literal(head)} {either(*named)} {rules.literal(self.tail)}")
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pagoda.text.parsers.select import parser_for
+from tests.unit.text.parsers.kimi import KIMI, OUTSIDE
 from tests.unit.text.parsers.parsing import TOOLS, parse
 
 PARIS = '{"city": "Paris"}'
@@ -368,6 +369,7 @@ CASES = [
         "seed_oss": SEED_OSS,
         "command": COMMAND,
         "ernie45": ERNIE,
+        "kimi_k2": KIMI,
         "generic": GENERIC,
     }.items()
     for name, (reply, expected) in table.items()
@@ -431,6 +433,7 @@ def test_without_tools_calls_are_text(family):
         ("gemma4", "<|tool_call>call:now{}<tool_call|>", "call:now{}"),
         ("llama3", "<|python_tag|>print(1)", "print(1)"),
         ("deepseek_v3", f"{B}{b}now{sep}{{}}{e}{E}", "now{}"),
+        ("kimi_k2", OUTSIDE, "functions.now:0{}"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>{}<|call|>", "{}"),
         ("mistral", "Hi[/THINK]", "Hi"),
         ("gemma4", "Hi<channel|>", "Hi"),

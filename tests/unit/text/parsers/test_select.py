@@ -38,6 +38,7 @@ CHOSEN = {
     ],
     "seed_oss": ["ByteDance-Seed-OSS"],
     "command": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"],
+    "kimi_k2": ["Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"],
     "none": ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"],
 }  # fmt: skip
 # Of the generic family, those whose calls it knows.
@@ -46,6 +47,8 @@ KNOWN_TO_GENERIC = [
     "poolside-Laguna-S-2.1", "inclusionai-ling-3.0-flash",
     "unsloth-Apriel-1.5",
 ]  # fmt: skip
+# llama.cpp's own forms of a template, which change lists: no sandbox of Jinja's lets them.
+CHANGE_LISTS = ("Kimi-K2-Instruct", "Kimi-K2-Thinking")
 ARGUMENTS = {"city": 'Mary\'s "Köln"\n{[', "days": 3}
 ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>", "<turn|>",
@@ -77,7 +80,13 @@ def test_llamas_of_both_headers_write_the_same_calls(header):
 
 @pytest.mark.parametrize(
     "name",
-    [name for family in CHOSEN for name in CHOSEN[family] if family != "none"] + KNOWN_TO_GENERIC,
+    [
+        name
+        for family in CHOSEN
+        for name in CHOSEN[family]
+        if family != "none" and name not in CHANGE_LISTS
+    ]
+    + KNOWN_TO_GENERIC,
 )
 def test_what_a_template_writes_of_a_call_is_read_back(templates, name):
     """The history's assistant turn, as the template renders it, is what the model would write."""

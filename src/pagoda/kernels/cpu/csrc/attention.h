@@ -194,7 +194,8 @@ class AttentionWorker {
           padded_(plan.layout().padded_dim),
           group_(op.heads / op.cache.kv_heads),
           in_vectors_(op.cache.block_size % Floats::kSize == 0),
-          whole_rows_(op.cache.dim % Floats::kSize == 0) {
+          latent_(op.cache.v == op.cache.k),
+          whole_rows_(!latent_ && op.cache.dim % Floats::kSize == 0) {
         char* memory = plan.worker(index);
         const int64_t rows = plan.layout().rows;
         const auto floats = [&](int64_t count) {
@@ -361,6 +362,7 @@ class AttentionWorker {
             const char* keys = static_cast<const char*>(cache.k) + place;
             const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
             *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};
+            if (latent_) piece->value_bytes = {keys, 0, 0, 1};  // which are there already
             // In small blocks a cache line holds keys that are not asked for anyway.
             if (cache.block_size * bytes <= 64) piece->key_bytes = {keys, head_bytes, 0, 1};
             else
@@ -390,7 +392,11 @@ class AttentionWorker {
         read_pieces();
         if (!in_vectors_)
             pack_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, values, keys_);
-        if (!whole_rows_) pack_values(value_rows_, begin, end, dim_, padded_, packed_);
+        if (latent_)
+            turn_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, padded_,
+                         packed_);
+        else if (!whole_rows_)
+            pack_values(value_rows_, begin, end, dim_, padded_, packed_);
         for (int64_t row = 0; row < num_rows(); row += step) {
             const int64_t count = row + step < num_rows() ? step : num_rows() - row;
             const Range first = visible(row / group_, at);
@@ -419,7 +425,7 @@ class AttentionWorker {
                 std::memcpy(k_scales_ + piece.first, scales + piece.offset * sizeof(float),
                             piece.count * sizeof(float));
                 for (int64_t i = piece.first; i < end; ++i)
-                    v_scales_[i] = row_scale(value_rows_[i], dim_);
+                    v_scales_[i] = latent_ ? k_scales_[i] : row_scale(value_rows_[i], dim_);
             }
         }
     }
@@ -584,7 +590,8 @@ class AttentionWorker {
     float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
     const bool in_vectors_;  // no vector of keys crosses blocks
-    const bool whole_rows_;  // a value is a whole number of vectors
+    const bool latent_;      // values are the keys
+    const bool whole_rows_;  // a value is a row of its own, a whole number of vectors
     bool located_ = false;   // current_ is the next tile to be worked on
     Tile tiles_[2];
     Tile *current_ = &tiles_[0], *following_ = &tiles_[1];

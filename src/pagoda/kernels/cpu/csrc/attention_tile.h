@@ -119,6 +119,21 @@ inline void pack_values(const T* const* values, int64_t begin, int64_t end, int6
             load_upto(values[key] + d, dim - d).store(out + key * padded_dim + d);
 }
 
+// All pieces' keys as fp32 rows of out[kTileKeys, padded_dim]: where values are the keys.
+template <typename T>
+inline void turn_keys(const Piece* pieces, int64_t num_pieces, int64_t block_size, int64_t dim,
+                      int64_t padded_dim, float* out) {
+    constexpr int64_t kStrip = 16;  // dimensions whose cache lines are used up before the next ones
+    for (const Piece* piece = pieces; piece < pieces + num_pieces; ++piece) {
+        const T* keys = reinterpret_cast<const T*>(piece->keys) + piece->offset;
+        float* rows = out + piece->first * padded_dim;
+        for (int64_t strip = 0; strip < padded_dim; strip += kStrip)
+            for (int64_t i = 0; i < piece->count; ++i)
+                for (int64_t d = strip; d < strip + kStrip; ++d)
+                    rows[i * padded_dim + d] = d < dim ? widen(keys[d * block_size + i]) : 0.0f;
+    }
+}
+
 // Vectors of keys as packed above, or as they lie in the cache.
 struct PackedKeys {
     using Element = float;

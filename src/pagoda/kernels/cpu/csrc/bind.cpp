@@ -155,11 +155,12 @@ class Native {
 
     void route(uintptr_t logits, int64_t rows, int64_t stride, int64_t experts, int64_t top_k,
                Scoring scoring, bool renormalize, uintptr_t ids, uintptr_t weights,
-               uintptr_t scales, uintptr_t correction, int64_t groups, int64_t top_groups) {
+               uintptr_t scales, uintptr_t correction, int64_t groups, int64_t top_groups,
+               int64_t group_best) {
         compute("route", kernels_->route,
                 Route{pointer<const float>(logits), stride, experts, top_k, scoring, renormalize,
                       pointer<int64_t>(ids), pointer<float>(weights), pointer<const float>(scales),
-                      pointer<const float>(correction), groups, top_groups},
+                      pointer<const float>(correction), groups, top_groups, group_best},
                 rows);
     }
 
@@ -189,6 +190,27 @@ class Native {
             kernels->experts(step, rows, pool);
         }, rows, [&op, kernels](int64_t rows) {
             return kernels->experts_scratch_bytes(op, rows);
+        });
+    }
+
+    // `matrix` holds those of all heads, `matrix_rows` each.
+    void head_products(uintptr_t x, int64_t rows, int64_t ldx, int64_t head_x, int64_t kept,
+                       int64_t heads, const PackedMatrix& matrix, int64_t matrix_rows,
+                       uintptr_t behind, int64_t ld_behind, int64_t num_behind, uintptr_t out) {
+        // A recorded op outlives this call, and with it the view.
+        const auto view = std::make_shared<const MatrixView>(matrix.view());
+        const HeadProducts op{pointer<const float>(x), ldx, head_x, kept, heads,
+                              {view.get(), 1, matrix_rows, matrix.columns(), nullptr},
+                              pointer<const float>(behind), ld_behind, num_behind,
+                              pointer<float>(out), nullptr};
+        const Kernels* kernels = kernels_;
+        const int threads = num_threads();
+        compute("head_products", [op, view, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            HeadProducts step = op;
+            step.scratch = scratch;
+            kernels->head_products(step, rows, pool);
+        }, rows, [&op, kernels, threads](int64_t rows) {
+            return kernels->head_products_scratch_bytes(op, rows, threads);
         });
     }
 
@@ -550,6 +572,7 @@ NB_MODULE(_native, module) {
              nb::arg("matrices"), nb::arg("out"), nb::arg("ldo"), nb::arg("bias") = 0)
         .def("route", &Native::route)
         .def("experts", &Native::experts)
+        .def("head_products", &Native::head_products)
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
         .def("activate_and_mul", &Native::activate_and_mul)

@@ -60,7 +60,7 @@ uint64_t open_groups(const Route& op, const Key& key) {
             second = std::max(second, std::min(best, found));
             best = std::max(best, found);
         }
-        sums[group] = best + second;
+        sums[group] = op.group_best == 1 ? best : best + second;
     }
     uint64_t open = 0;
     for (int64_t taken = 0; taken < op.top_groups; ++taken) {

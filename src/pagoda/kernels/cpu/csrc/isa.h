@@ -69,6 +69,22 @@ struct Experts {
     Activation activation = Activation::kSilu;
 };
 
+// out[t, h] = x[t, h, :kept], then head h's matrix times x[t, h, kept:]; what is `behind` row t
+// follows the last head. Products are as `MatMul` computes them.
+struct HeadProducts {
+    const float* x;               // [rows, heads, kept + matrices.columns]
+    int64_t ldx;                  // from row to row
+    int64_t head_x;               // and from head to head
+    int64_t kept;
+    int64_t heads;
+    ExpertMatrices matrices;      // one part, a head's in an expert's place
+    const float* behind;          // [rows, num_behind], ld_behind apart
+    int64_t ld_behind;
+    int64_t num_behind;
+    float* out;                   // [rows, heads * (kept + matrices.rows) + num_behind]
+    uint8_t* scratch;             // `head_products_scratch_bytes`, aligned to 64
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNorm&, int64_t rows, Pool&);
@@ -76,6 +92,8 @@ struct Kernels {
     int64_t (*matmul_scratch_bytes)(const MatMul&, int64_t rows);
     void (*experts)(const Experts&, int64_t rows, Pool&);
     int64_t (*experts_scratch_bytes)(const Experts&, int64_t rows);
+    void (*head_products)(const HeadProducts&, int64_t rows, Pool&);
+    int64_t (*head_products_scratch_bytes)(const HeadProducts&, int64_t rows, int threads);
     void (*route)(const Route&, int64_t rows, Pool&);
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);

@@ -6,6 +6,7 @@
 #include "delta_net.h"
 #include "draw.h"
 #include "experts.h"
+#include "head_products.h"
 #include "logits.h"
 #include "matmul.h"
 #include "norm.h"
@@ -28,6 +29,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     matmul_scratch_bytes,
     experts,
     experts_scratch_bytes,
+    head_products,
+    head_products_scratch_bytes,
     route,
     rotary_store,
     paged_attention,

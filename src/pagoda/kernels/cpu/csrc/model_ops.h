@@ -15,7 +15,7 @@ enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt
 // One layer's paged K [num_blocks, kv_heads, dim, block_size], so that a vector of keys lies in one
 // piece, and V [num_blocks, kv_heads, block_size, dim]. In int8 K's fp32 scales [block_size] lie
 // behind each [dim, block_size], and V's behind each row. Blocks lie `block_bytes` apart: between
-// them are those of other layers.
+// them are those of other layers. Where v is k, values are the keys as they are stored.
 struct KvCache {
     void* k;
     void* v;
@@ -29,7 +29,7 @@ struct KvCache {
 // Per row of [heads of q, kv_heads of k, kv_heads of v] x dim: normalises each head of q and k
 // (where weights are given), rotates both in place (arXiv 2104.09864, pairs half of rotary_dim
 // apart), and writes k and v, rounded to nearest even, to their slots. With `values_are_keys` a
-// row has no v: it is k as it came.
+// row has no v: it is k as it came, unless the cache has no place for it (KvCache).
 struct RotaryStore {
     float* qkv;                // [rows, stride]
     int64_t stride;
@@ -292,9 +292,10 @@ struct Route {
     // [experts], added to softmax or sigmoid where experts are chosen, and nowhere else, or null.
     const float* correction = nullptr;
     // With a correction: of so many equal groups of experts, those are open to choice whose two
-    // best add up to most.
+    // best (or whose best) add up to most.
     int64_t groups = 1;      // up to kMaxGroups
     int64_t top_groups = 1;
+    int64_t group_best = 2;  // 1 or 2
 };
 
 constexpr int64_t kMaxGroups = 64;

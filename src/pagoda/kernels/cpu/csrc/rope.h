@@ -83,7 +83,7 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
     float* q = op.qkv + row * op.stride;
     float* k = q + op.heads * dim;
     float* v = op.values_are_keys ? k : k + cache.kv_heads * dim;
-    for (int64_t head = 0; head < cache.kv_heads; ++head) {
+    for (int64_t head = 0; head < cache.kv_heads && cache.v != cache.k; ++head) {
         if (op.norm_values) norm_head(v + head * dim, nullptr, dim, op.eps);
         store_value(v + head * dim, dim, values + head * head_size + offset * size);
     }
