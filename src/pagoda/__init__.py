@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
+    from pagoda.core.lora import LoRARequest
     from pagoda.core.sampling import SamplingParams
     from pagoda.core.structured import StructuredOutputsParams
     from pagoda.engine.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = ["LLM", "LoRARequest", "SamplingParams", "StructuredOutputsParams", "__version__"]
 
 _LAZY = {
     "LLM": "pagoda.engine.llm",
+    "LoRARequest": "pagoda.core.lora",
     "SamplingParams": "pagoda.core.sampling",
     "StructuredOutputsParams": "pagoda.core.structured",
 }

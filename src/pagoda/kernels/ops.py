@@ -87,6 +87,7 @@ encoder_attention = _by_first(Ops.encoder_attention)
 activate_and_mul = _by_first(Ops.activate_and_mul)
 sigmoid_mul = _by_first(Ops.sigmoid_mul)
 add_gated = _by_first(Ops.add_gated)
+add_adapters = _by_first(Ops.add_adapters)
 keep_sum = _by_first(Ops.keep_sum)
 StateSlots = delta_net.StateSlots
 Decay = delta_net.Decay

@@ -10,6 +10,7 @@ from pagoda.kernels.ref.activation import (
     sigmoid_mul,
     soft_cap,
 )
+from pagoda.kernels.ref.adapters import add_adapters
 from pagoda.kernels.ref.delta_net import causal_conv, gated_delta_rule, gated_rms_norm
 from pagoda.kernels.ref.draw import draw_into as draw
 from pagoda.kernels.ref.draw import top_tokens
@@ -20,8 +21,8 @@ from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms
 from pagoda.kernels.ref.sampling import first_max, mask_logits
 
 __all__ = [
-    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv", "draw",
-    "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
-    "layer_norm", "mask_logits", "norm_in_place", "rms_norm", "route", "scale", "sigmoid_mul",
-    "soft_cap", "take_rows", "top_tokens",
+    "activate", "activate_and_mul", "add_adapters", "add_gated", "add_rms_norm", "add_to",
+    "causal_conv", "draw", "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm",
+    "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "rms_norm", "route", "scale",
+    "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from pagoda.kernels.triton.activation import (
     sigmoid_mul,
     soft_cap,
 )
+from pagoda.kernels.triton.adapters import add_adapters
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
 from pagoda.kernels.triton.norm import (
@@ -36,10 +37,11 @@ from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
-    "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv",
-    "declines", "draw", "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm",
-    "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "paged_attention", "rms_norm",
-    "rotary_store", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "activate", "activate_and_mul", "add_adapters", "add_gated", "add_rms_norm", "add_to",
+    "causal_conv", "declines", "draw", "encoder_attention", "first_max", "gated_delta_rule",
+    "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "paged_attention",
+    "rms_norm", "rotary_store", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows",
+    "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor

@@ -2,6 +2,7 @@
 #include "isa.h"
 
 #include "activation.h"
+#include "adapters.h"
 #include "attention.h"
 #include "delta_net.h"
 #include "draw.h"
@@ -27,6 +28,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     matmul_scratch_bytes,
     experts,
     experts_scratch_bytes,
+    add_adapters,
+    add_adapters_scratch_bytes,
     route,
     rotary_store,
     paged_attention,
