@@ -116,7 +116,8 @@ def _peers(paths: list[str]) -> dict[str, set[str]]:
 
 def _body(operation: dict[str, Any]) -> type[Body] | None:
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
-    return None if content is None else BODIES[content["schema"]["$ref"].rpartition("/")[2]]
+    reference = {} if content is None else content["schema"]
+    return BODIES.get(reference.get("$ref", "").rpartition("/")[2])  # a list has none
 
 
 def _known(path: str) -> str:

@@ -23,6 +23,7 @@ CLASSES = (
     engine.DeviceConfig,
     engine.MediaConfig,
     engine.SpeculationConfig,
+    engine.AdapterConfig,
     server.ServerConfig,
 )
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
+    from pagoda.core.lora import LoRARequest
     from pagoda.core.sampling import SamplingParams
     from pagoda.core.structured import StructuredOutputsParams
     from pagoda.engine.beams import BeamSearchParams
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "BeamSearchParams",
+    "LoRARequest",
     "PoolingParams",
     "SamplingParams",
     "StructuredOutputsParams",
@@ -23,6 +25,7 @@ __all__ = [
 _LAZY = {
     "BeamSearchParams": "pagoda.engine.beams",
     "LLM": "pagoda.engine.llm",
+    "LoRARequest": "pagoda.core.lora",
     "PoolingParams": "pagoda.engine.offline_vectors",
     "SamplingParams": "pagoda.core.sampling",
     "StructuredOutputsParams": "pagoda.core.structured",

@@ -8,6 +8,7 @@ from typing import Any
 from pagoda.base.errors import EngineDeadError
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import EngineProgress, EngineReady
+from pagoda.engine.processes.adapters import KnownAdapters
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.served.entries import model_entries
 from pagoda.engine.served.fleet import Fleet, FleetLimits
@@ -37,6 +38,7 @@ class FakeEngine:
         self.ready: EngineReady | None = None
         self.num_running = 0
         self.asleep = False
+        self.adapters = KnownAdapters(config.adapters)
         self.pid = "self"
         assert self.name not in FakeEngine.alive, "a model has one engine"
         FakeEngine.alive.add(self.name)

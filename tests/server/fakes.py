@@ -9,15 +9,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from pagoda.base.errors import ModelNotFoundError, RequestError
+from pagoda.config.adapters import AdapterConfig
 from pagoda.config.engine import SchedulerConfig
 from pagoda.core.messages import (
     AddRequest,
     EngineReady,
     EngineStats,
+    LoadedAdapter,
     RequestDelta,
     Tiers,
     TokenLogprobs,
 )
+from pagoda.engine.processes.adapters import KnownAdapters
 from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.queue_limit import QueueLimit
 from pagoda.engine.served.model import ServedModel
@@ -162,6 +166,7 @@ class FakeClient:
     died_at: float | None = None
     calls: list[str] = field(default_factory=list)
 
+    adapters: KnownAdapters = field(default_factory=lambda: KnownAdapters(AdapterConfig()))
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
 
     @property
@@ -202,6 +207,18 @@ class FakeClient:
     async def wake_up(self) -> None:
         await self.call("wake_up")
         self.asleep = False
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        if path.endswith("broken"):
+            raise RequestError("The adapter is broken.")
+        self.adapters.named[name] = LoadedAdapter(path, f"digest of {path}", 8)
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.adapters.named.pop(name, None) is None:
+            raise ModelNotFoundError(f"The lora adapter {name!r} cannot be found.", "lora_name")
+
+    def busy_adapters(self) -> tuple[list[str], list[str]]:
+        return sorted(self.adapters.named), []
 
     async def shutdown(self, drain_seconds: float = 0.0) -> None:
         self.stop()

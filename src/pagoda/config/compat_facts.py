@@ -60,7 +60,11 @@ DRAFT_TASK = Fact(
     "a draft model is named beside the one that it drafts for, by --speculative-config",
     has=("--speculative-config", "pagoda.planner.draft_model"),
 )
-LORA = Fact("adapters are not served; merge one into the checkpoint", lacks=("lora", "adapter"))
+LORA_RESIDENT = Fact(
+    "all adapters that are loaded stay beside the model; --max-loras is how many",
+    has=("--max-loras", "pagoda.engine.adapters"),
+)
+PROMPT_ADAPTERS = Fact("prompt adapters are not served", lacks=("prompt_adapter",))
 STEERING = Fact("control vectors are not applied", lacks=("control_vector", "steer"))
 DEFAULT_FIELD = Fact(
     "send it in the request, or give --override-generation-config JSON where it has the name",

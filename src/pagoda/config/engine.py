@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
+from pagoda.config.adapters import AdapterConfig
 from pagoda.config.modality import MODALITIES
 from pagoda.config.option import Options, option
 from pagoda.config.speculation import SpeculationConfig
@@ -434,3 +435,4 @@ class EngineConfig:
     device: DeviceConfig = field(default_factory=DeviceConfig)
     media: MediaConfig = field(default_factory=MediaConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    adapters: AdapterConfig = field(default_factory=AdapterConfig)

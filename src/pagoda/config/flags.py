@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size, short_size
+from pagoda.config.adapters import AdapterConfig
 from pagoda.config.engine import (
     CacheConfig,
     DeviceConfig,
@@ -36,6 +37,7 @@ SECTIONS = {
     "device": DeviceConfig,
     "media": MediaConfig,
     "speculation": SpeculationConfig,
+    "adapters": AdapterConfig,
 }
 
 
@@ -183,7 +185,10 @@ class _Extend(argparse.Action):
     ) -> None:
         if len(values) == 1 and values[0].startswith("["):
             try:
-                values = [str(value) for value in json.loads(values[0])]
+                values = [
+                    value if isinstance(value, str) else json.dumps(value)
+                    for value in json.loads(values[0])
+                ]
             except ValueError:
                 parser.error(f"{option_string} is not a JSON list: {values[0]!r}.")
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))

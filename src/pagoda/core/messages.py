@@ -62,6 +62,9 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     grammar: str | None = None
     """What the output must follow, reasoning and all, as llguidance reads it."""
     adapter: str | None = None
+    """Digest of what the adapter does, as the engine told it; None: the model alone."""
+    adapter_parts: list[tuple[str, float]] = msgspec.field(default_factory=list)
+    """Where it is the sum of several: the digest of each, and what it is multiplied with."""
     media: list[MediaItem] = msgspec.field(default_factory=list)
     cache_salt: str | None = None
     session: str | None = None
@@ -233,6 +236,15 @@ class UtilityResult(msgspec.Struct, tag=True):
     error: str | None = None
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that is loaded."""
+
+    path: str
+    identity: str
+    """Digest of its content."""
+    rank: int
+
+
 class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     """The engine serves; what the ready line, `/v1/models` and metrics need to know."""
 
@@ -254,6 +266,10 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     pooling: PoolingSpec = PoolingSpec()
     speculation: str = "none"
     """What guesses tokens ahead."""
+    max_loras: int = 0
+    """Adapters that may be loaded at once; 0: none."""
+    adapters: list[LoadedAdapter] = msgspec.field(default_factory=list)
+    """Those that its flags name, in their order."""
     media: dict[str, int] = msgspec.field(default_factory=dict)
     """Kinds of media that prompts may hold, and the most tokens that one of each becomes."""
     ledger: list[dict[str, Any]] = msgspec.field(default_factory=list)

@@ -50,4 +50,8 @@ class RankTiles(msgspec.Struct, tag=True):
 class RankCall(msgspec.Struct, tag=True):
     """What a rank's runner is to do now; the rank says when it is done."""
 
-    method: Literal["sleep", "wake_up"]
+    method: Literal["sleep", "wake_up", "load_adapter"]
+    slot: int = 0
+    identity: str = ""
+    parts: list[tuple[str, float]] = msgspec.field(default_factory=list)
+    """What `load_adapter` takes."""

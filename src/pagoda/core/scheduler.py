@@ -292,6 +292,12 @@ class Scheduler:
         """Ids of the requests that have not ended, held ones among them."""
         return list(self._requests)
 
+    @property
+    def adapters(self) -> set[str]:
+        """Those of all requests, running or waiting."""
+        adapters = (req.message.adapter for req in self._requests.values())
+        return {adapter for adapter in adapters if adapter is not None}
+
     def stats(self) -> EngineStats:
         """A snapshot; `step_seconds` is the engine's to fill in."""
         return msgspec.structs.replace(

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from pagoda.base.errors import CapacityError, EngineAsleepError, EngineDeadError, RequestError
+import msgspec
+
+from pagoda.base.errors import (
+    CapacityError,
+    CheckpointError,
+    ConfigError,
+    EngineAsleepError,
+    EngineDeadError,
+    RequestError,
+)
 from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.messages import (
@@ -22,8 +31,10 @@ from pagoda.core.messages import (
 )
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.scheduler import Scheduler
+from pagoda.engine.adapters import EngineAdapters
 from pagoda.engine.executor import Executor, StartedStep
 from pagoda.engine.kv_disk import KeptPrefixes
+from pagoda.planner.resolved import NO_ADAPTERS, ResolvedAdapters
 
 log = get_logger(__name__)
 
@@ -58,13 +69,20 @@ class EngineCore:
         grammars: Grammars | None = None,
         when_idle: Callable[[], bool] = lambda: False,
         prefixes: KeptPrefixes | None = None,
+        adapters: ResolvedAdapters = NO_ADAPTERS,
     ):
-        """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached."""
+        """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached;
+        `adapters` is what the executor has room for."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._when_idle = when_idle
         self._prefixes = prefixes
+        self.adapters = EngineAdapters(
+            adapters,
+            lambda slot, identity, parts: executor.load_adapter(slot, identity, parts),
+            lambda: scheduler.adapters,
+        )
         self._compiling: dict[str, tuple[Future[None], float]] = {}
         """What held requests wait for, and until when (time.perf_counter())."""
         self._depth = executor.steps_in_flight
@@ -81,6 +99,8 @@ class EngineCore:
             "stats": lambda: self.stats(),
             "reset_prefix_cache": lambda: scheduler.reset_prefix_cache(),
             "check_integrity": lambda: scheduler.check_integrity(),
+            "load_adapter": lambda *args: self._load_adapter(*args),
+            "unload_adapter": lambda identity: self.adapters.unload(identity),
             "sleep": lambda: self._sleep(),
             "wake_up": lambda: self._wake_up(),
         }
@@ -163,6 +183,13 @@ class EngineCore:
             self.executor.wake_up()
             self._asleep = False
 
+    def _load_adapter(self, path: str, identity: str | None = None) -> dict[str, Any]:
+        """As `EngineAdapters.load`, for a message."""
+        if self._asleep:
+            raise EngineAsleepError
+        loaded: dict[str, Any] = msgspec.to_builtins(self.adapters.load(path, identity))
+        return loaded
+
     def _execute(self, plan: StepPlan) -> StartedStep:
         try:
             return self.executor.execute(plan)
@@ -184,6 +211,7 @@ class EngineCore:
         try:
             if req.grammar is not None and self._grammars is None:
                 raise RequestError("This engine takes no grammars.", "structured_outputs")
+            self.adapters.admit(req)
             self.scheduler.add(req)
         except RequestError as error:
             self._refuse(req.req_id, str(error))
@@ -221,8 +249,12 @@ class EngineCore:
             return UtilityResult(message.call_id, error=error)
         try:
             return UtilityResult(message.call_id, result=method(*message.args))
+        except EngineAsleepError as error:
+            return UtilityResult(message.call_id, error=describe(error))
         except EngineDeadError:
             raise
+        except (CheckpointError, ConfigError, RequestError) as error:
+            return UtilityResult(message.call_id, error=describe(error))
         except Exception as error:
             log.exception("The call of %s failed.", message.method)
             return UtilityResult(message.call_id, error=describe(error))

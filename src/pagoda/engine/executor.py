@@ -1,7 +1,7 @@
 """Where a step's plan is computed: out of sight, so that runners may be many and elsewhere."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
 from pagoda.core.plan import StepPlan, StepResult
@@ -17,6 +17,10 @@ class Runner(Protocol):
     def sleep(self) -> None: ...
 
     def wake_up(self) -> None: ...
+
+    def load_adapter(
+        self, slot: int, identity: str, parts: Sequence[tuple[str, float]]
+    ) -> None: ...
 
 
 class StartedStep:
@@ -63,6 +67,10 @@ class Executor(Protocol):
 
     def wake_up(self) -> None: ...
 
+    def load_adapter(self, slot: int, identity: str, parts: Sequence[tuple[str, float]]) -> None:
+        """Fill a slot with the sum of adapters: their paths, and what each is multiplied with. No
+        request that runs has what the slot held."""
+
     def check(self) -> None:
         """Raise why, if a runner is gone; asked while nothing runs."""
 
@@ -96,6 +104,9 @@ class LocalExecutor:
 
     def wake_up(self) -> None:
         self.runner.wake_up()
+
+    def load_adapter(self, slot: int, identity: str, parts: Sequence[tuple[str, float]]) -> None:
+        self.runner.load_adapter(slot, identity, parts)
 
     def check(self) -> None:
         """It is in this process."""

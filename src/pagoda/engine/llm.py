@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from pagoda.base.errors import ContextLengthError, RequestError
 from pagoda.base.log import get_logger
+from pagoda.core.lora import LoRARequest
 from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.beams import (
@@ -35,6 +36,7 @@ from pagoda.engine.offline_vectors import (
     ScoringOutput,
 )
 from pagoda.engine.outputs import CompletionOutput, OutputProcessor, RequestOutput, TokenTable
+from pagoda.engine.processes.adapters import KnownAdapters
 from pagoda.engine.processes.watchdog import Watchdog
 from pagoda.engine.requests import RequestLimits, fan_out, make_request
 from pagoda.engine.served.text_side import fetch_model, load_text_side
@@ -51,6 +53,8 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 """Text, token ids, {"prompt": text} or {"prompt_token_ids": ids}; a dict may also hold
 `multi_modal_data` and `mm_processor_kwargs`."""
 Message = Mapping[str, Any]
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
+"""One for all prompts, or one for each."""
 
 
 class _Tokenized(NamedTuple):
@@ -97,6 +101,9 @@ class LLM:
         self._media = OfflineMedia(self._text, ready.media, self._config.media)
         self._req_ids = itertools.count()
         self._vectors = OfflineVectors(self._core, self._text, self._limits, ready.pooling)
+        self._loras = {adapter.path: adapter.identity for adapter in ready.adapters}
+        self._known = KnownAdapters(self._config.adapters)
+        list(self._known.on_ready(ready))  # the first process has nothing to catch up with
 
     def get_tokenizer(self) -> Tokenizer:
         return self._text.tokenizer
@@ -112,6 +119,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: Loras = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; results in the order of the prompts.
 
@@ -127,7 +135,8 @@ class LLM:
         def constrain(_: str | None, sampling: SamplingParams) -> Constraint:
             return completion_constraint(sampling.structured_outputs)
 
-        return self._run(tokenized, sampling_params, use_tqdm, priority, constrain)
+        adapters = self._adapters(lora_request, len(tokenized))
+        return self._run(tokenized, sampling_params, use_tqdm, priority, constrain, adapters)
 
     def chat(
         self,
@@ -135,6 +144,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        lora_request: Loras = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
@@ -160,8 +170,8 @@ class LLM:
         def constrain(text: str | None, sampling: SamplingParams) -> Constraint:
             return chat_constraint(self._text, text or "", sampling.structured_outputs, use)
 
-        shown = self._text.markup_ids
-        outputs = self._run(tokenized, sampling_params, use_tqdm, None, constrain, shown)
+        shown, adapters = self._text.markup_ids, self._adapters(lora_request, len(tokenized))
+        outputs = self._run(tokenized, sampling_params, use_tqdm, None, constrain, adapters, shown)
         for output in outputs:
             for completion in output.outputs:
                 completion.parse(
@@ -257,6 +267,15 @@ class LLM:
         """Forget cached prefixes; False while blocks are in use."""
         return bool(self._core.scheduler.reset_prefix_cache())
 
+    def _adapters(self, asked: Loras, count: int) -> Sequence[str | None]:
+        """What each prompt's requests name, loaded where it is new. Raises what loading raises."""
+        each = [asked] * count if isinstance(asked, LoRARequest) or asked is None else asked
+        paths = {lora.lora_path for lora in each if lora is not None}
+        for path in paths - self._loras.keys():
+            self._loras[path] = self._core.adapters.load(path).identity
+        found = [None if lora is None else self._loras[lora.lora_path] for lora in each]
+        return _per_prompt(found, count, "lora_request")
+
     def _renderer(
         self,
         *,
@@ -312,6 +331,7 @@ class LLM:
         show: bool,
         priority: Sequence[int] | None,
         constrain: Callable[[str | None, SamplingParams], Constraint],
+        adapters: Sequence[str | None],
         shown_ids: frozenset[int] = frozenset(),
         limits: RequestLimits | None = None,
     ) -> list[RequestOutput]:
@@ -324,7 +344,9 @@ class LLM:
         priorities = _per_prompt(0 if priority is None else priority, len(prompts), "priority")
         with TemporaryDirectory(prefix="pagoda-media-") as folder:
             files = MediaFiles()
-            for prompt, sampling, rank in zip(prompts, every, priorities, strict=True):
+            for prompt, sampling, rank, adapter in zip(
+                prompts, every, priorities, adapters, strict=True
+            ):
                 constraint = constrain(prompt.text, sampling)
                 for left_out in constraint.unenforced:
                     log.warning("Not enforced: %s", left_out)
@@ -336,7 +358,9 @@ class LLM:
                     limits or self._limits,
                     constraint.grammar,
                 )
-                request.priority = rank
+                request.priority, request.adapter = rank, adapter
+                if adapter is None:
+                    self._known.apply(request, None, None)
                 attach_media(request, prompt.media)
                 files.hold(request, Path(folder), payloads(prompt.media))
                 batch.add(prompt.text, request, fan_out(request, sampling.n))

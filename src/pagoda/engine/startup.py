@@ -50,6 +50,7 @@ from pagoda.weights.source import resolve_model
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.models.base import Model
+    from pagoda.runtime.adapters import ResidentAdapters
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
 
@@ -134,10 +135,21 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     if measures_steps(start.config, resolution, device):
         step = _largest_step(start, resolution, model, draft_model)
         resolution = _measured(start, resolution, device, step)
+    with memory_guard("making room for adapters", resolution):
+        adapters = start.libraries.result().make_adapters(
+            model, resolution.config.adapters, of_gguf=start.files.kind == "gguf"
+        )
     grammars = Grammars(partial(_vocabulary, start.config.model, start.files), spec.vocab_size)
     processors = processors_for(start.files, model.encoders)
     runner = _make_runner(
-        start, model, draft_model, device, resolution, grammars=grammars, processors=processors
+        start,
+        model,
+        draft_model,
+        device,
+        resolution,
+        grammars=grammars,
+        processors=processors,
+        adapters=adapters,
     )
     scheduler = _make_scheduler(resolution, spec)
     prefixes = _kept_prefixes(start, resolution, scheduler.kv, runner)
@@ -149,7 +161,10 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         if ranks is None
         else partial(ranks.together, runner.work_ahead),
         prefixes=prefixes,
+        adapters=resolution.config.adapters,
     )
+    with phases.timed("load adapters") if adapters is not None else nullcontext():
+        named = [core.adapters.load(path) for path in start.config.adapters.paths]
     ready = EngineReady(
         max_model_len=resolution.config.model.max_model_len,
         vocab_size=spec.vocab_size,
@@ -164,6 +179,8 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         pooling=spec.pooling,
         speculation=resolution.config.speculation.method,
         media=media_sizes(resolution.config, processors),
+        max_loras=resolution.config.adapters.slots,
+        adapters=named,
         ledger=phases.ledger.rows(),
     )
     for line in phases.ledger.lines():
@@ -314,6 +331,7 @@ def _make_runner(
     *,
     grammars: Grammars,
     processors: dict[str, Processor],
+    adapters: "ResidentAdapters | None",
 ) -> "ModelRunner":
     config, spec, ranks = resolution.config, start.spec, start.ranks
     phases, measured = start.phases, start.phases.ledger.measured
@@ -349,6 +367,7 @@ def _make_runner(
             eager=config.device.enforce_eager,
             captured_bytes=resolution.plan.captured,
             captured_sizes=resolution.captured_sizes,
+            adapters=adapters,
         )
     measured["KV pool"] = device.memory_used() - before
     before = device.memory_used()

@@ -89,6 +89,7 @@ activate_and_mul = _by_first(Ops.activate_and_mul)
 activate_mul = _by_first(Ops.activate_mul)
 sigmoid_mul = _by_first(Ops.sigmoid_mul)
 add_gated = _by_first(Ops.add_gated)
+add_adapters = _by_first(Ops.add_adapters)
 keep_sum = _by_first(Ops.keep_sum)
 StateSlots = delta_net.StateSlots
 Decay = delta_net.Decay

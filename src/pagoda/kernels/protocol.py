@@ -96,6 +96,24 @@ class Ops(Protocol):
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), both [tokens, size]; rows of the gate may lie any stride apart."""
 
+    def add_adapters(
+        self,
+        out: Tensor,
+        x: Tensor,
+        a: Tensor,
+        b: Tensor,
+        ranks: Tensor,
+        slots: Tensor,
+        sizes: tuple[int, ...],
+    ) -> None:
+        """Add b[slot]^T (a[slot] x), computed in fp32, to the rows of out [tokens, sum(sizes)]
+        whose slot is not negative (arXiv 2106.09685).
+
+        x [tokens, columns]; a [slots, shards, max_rank, columns] has a part for each of the `sizes`
+        side by side in out; b [slots, max_rank, sum(sizes)]; of the ranks a slot uses the first
+        int32 ranks [slots]; int32 slots [tokens]. What a row gains does not depend on other rows.
+        """
+
     def add_gated(self, x: Tensor, added: Tensor, gate: Tensor | None) -> Tensor:
         """x + added, both [tokens, size]; with a gate [tokens, 1], whose rows may lie any stride
         apart, `added` is multiplied by its sigmoid."""

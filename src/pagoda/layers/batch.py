@@ -70,6 +70,9 @@ class ForwardBatch:
     each."""
     rotary_rows: dict[Any, torch.Tensor] = field(default_factory=dict)
     """Each token's row of the rotary tables that were asked for positions of three coordinates."""
+    adapters: torch.Tensor | None = None
+    """int32 [num_tokens]: the slot of each token's adapter, -1 for none; None where the model has
+    no room for adapters."""
     sees_until: torch.Tensor | None = None
     """int32 [num_tokens], in layers with a window: how many of its request's tokens each one sees,
     where a picture's see all of it; None where each sees just those up to itself."""

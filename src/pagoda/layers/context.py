@@ -1,12 +1,13 @@
 """What every layer is built with: dtype, device, this rank's place, shared rotary tables."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from pagoda.base.errors import ConfigError
 from pagoda.kernels.attention.select import AttentionBackends
+from pagoda.layers.adapters import StepAdapters
 from pagoda.layers.rotary import RotaryTables
 
 
@@ -76,6 +77,7 @@ class LayerContext:
     attention: AttentionBackends
     packed: bool = False
     """Weights are packed for the device's kernels; on a CPU activations are fp32 then."""
+    adapters: StepAdapters = field(default_factory=StepAdapters)
 
     @property
     def whole(self) -> "LayerContext":

@@ -6,6 +6,7 @@ from typing import Self
 
 import torch
 
+from pagoda.layers.adapters import AdapterRoom
 from pagoda.layers.context import LayerContext
 from pagoda.layers.loading import LoadTarget, Slices, WeightedLayer, count, load_vector
 from pagoda.quant.base import LinearFormat, ShardSource
@@ -44,6 +45,8 @@ class Linear(WeightedLayer):
 
     format: LinearFormat
     """Chosen when loading starts, by how the shards are stored."""
+    adapters: AdapterRoom | None = None
+    """Where adapters add to the product."""
 
     def __init__(
         self,
@@ -105,6 +108,20 @@ class Linear(WeightedLayer):
         if self.host is not None:
             self.format = self.host.keep(self.format)
 
+    def make_room(self, num_slots: int, max_rank: int) -> None:
+        """Let so many adapters be loaded beside the weight."""
+        context = self._context
+        self.adapters = AdapterRoom(
+            context.adapters, num_slots, max_rank, self._width, self.sizes, context.dtype,
+            context.device,
+        )  # fmt: skip
+
+    def _applied(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        out = self.resident.apply(x, bias)
+        if self.adapters is not None:
+            self.adapters.add(out, x)
+        return out
+
     @property
     def resident(self) -> LinearFormat:
         """The weight on the device, for one product."""
@@ -138,7 +155,7 @@ class ColumnLinear(Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, columns] -> [tokens, this rank's rows of all shards]."""
-        return self.resident.apply(x, self.bias)
+        return self._applied(x, self.bias)
 
 
 class ExactLinear(ColumnLinear):
@@ -178,4 +195,4 @@ class RowLinear(Linear):
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's part of `forward`'s sum: x [tokens, columns] -> [tokens, out_features]."""
-        return self.resident.apply(x, self.bias if self._context.parallel.rank == 0 else None)
+        return self._applied(x, self.bias if self._context.parallel.rank == 0 else None)

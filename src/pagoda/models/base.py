@@ -152,7 +152,9 @@ class CausalLM(Model):
         return self.norm.add(hidden_states, residual)[0]
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:
-        """[tokens, hidden_size]: what the first layer reads, pictures included."""
+        """[tokens, hidden_size]: what the first layer reads, pictures included. From here on layers
+        add what the batch's adapters make of it."""
+        self.context.adapters.slots = batch.adapters
         hidden_states = self.embed_tokens(batch.token_ids)
         if batch.input_embeds is None or batch.embed_rows is None:
             return hidden_states

@@ -14,6 +14,7 @@ from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
+from pagoda.planner.adapters import adapter_bytes, resolve_adapters
 from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.captured import CapturedSize
 from pagoda.planner.devices.gpus import likest_gpu
@@ -149,6 +150,7 @@ def resolve(
         device,
         _resolve_media(config, spec, scheduler, reasons),
         resolve_speculation(config, spec, device.device, reasons),
+        resolve_adapters(config.adapters, spec, reasons),
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
@@ -406,5 +408,8 @@ def _empty_plan(
         groups=tuple(kv_groups(own, layout, config.cache.kv_cache_dtype)),
         max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
+        adapters=adapter_bytes(
+            spec, config.adapters, memory.DTYPE_BYTES[dtype], config.parallel.tensor_parallel_size
+        ),
         on_host=facts.device == "cpu",
     )

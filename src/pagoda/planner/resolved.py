@@ -95,6 +95,18 @@ class ResolvedSpeculation:
 
 
 @dataclass(frozen=True)
+class ResolvedAdapters:
+    """Room for adapters beside the model's layers."""
+
+    slots: int = 0
+    """Adapters that may be loaded at once; 0: none."""
+    max_rank: int = 0
+
+
+NO_ADAPTERS = ResolvedAdapters()
+
+
+@dataclass(frozen=True)
 class ResolvedConfig:
     model: ResolvedModel
     cache: ResolvedCache
@@ -103,6 +115,7 @@ class ResolvedConfig:
     device: ResolvedDevice
     media: ResolvedMedia
     speculation: ResolvedSpeculation = ResolvedSpeculation()
+    adapters: ResolvedAdapters = NO_ADAPTERS
 
     @property
     def max_num_samples(self) -> int:

@@ -15,6 +15,7 @@ from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize
+from pagoda.runtime.adapters import ResidentAdapters
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.host_blocks import HostBlocks
@@ -91,6 +92,8 @@ class ModelRunner:
     """Most that captured steps may take on a GPU; 0 captures none."""
     captured_sizes: tuple[CapturedSize, ...] = ()
     """Which are."""
+    adapters: ResidentAdapters | None = None
+    """None: the model has no room for adapters."""
 
     def __post_init__(self) -> None:
         self.times = StepTimes()
@@ -130,6 +133,8 @@ class ModelRunner:
             if self.media is not None
             else None,
         )
+        if self.adapters is not None:
+            self.states.take_adapters(self.adapters)
         pooler = Pooler(
             self.spec.pooling.method,
             self.model.classify if self.spec.pooling.labels else None,
@@ -144,6 +149,7 @@ class ModelRunner:
             ),
             self.device, self.captured_bytes, self.captured_sizes,
             self.device.tile_tuning(self.model, self.max_num_batched_tokens),
+            has_adapters=self.adapters is not None,
         )  # fmt: skip
         self._drafter = make_drafter(
             self.draft_head, self.draft_model, self.spec, self.cache, self.states, self.device,
@@ -237,6 +243,11 @@ class ModelRunner:
             self._offloaded.restore()
             self._offloaded = None
         self.cache.restore()
+
+    def load_adapter(self, slot: int, identity: str, parts: Sequence[tuple[str, float]]) -> None:
+        """As `ResidentAdapters.load`; no request has what the slot held."""
+        assert self.adapters is not None  # nobody else has slots
+        self.adapters.load(slot, identity, parts)
 
     def work_ahead(self) -> bool:
         """While no request runs and the weights are there: make later steps faster, for some 100 ms

@@ -16,6 +16,7 @@ from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import StepPlan
+from pagoda.runtime.adapters import NO_SLOT, ResidentAdapters
 from pagoda.runtime.media import MakeMedia, RequestMedia, check_media
 from pagoda.runtime.sampling.chain import Chain
 from pagoda.runtime.sampling.params import (
@@ -29,6 +30,7 @@ from pagoda.runtime.sampling.params import (
 from pagoda.runtime.sampling.penalties import TokenCounts
 
 Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
 
 
 class Fault(NamedTuple):
@@ -200,6 +202,9 @@ class RequestStates:
     ):
         """`make_media` works out where a request's media stand; None: the model takes none."""
         self.make_media = make_media
+        self._resident: ResidentAdapters | None = None
+        self.slots: Ints32 | None = None
+        """The slot of each row's adapter, -1 for none; None: there is no room for adapters."""
         self.has_states = has_states
         """Whether the model has recurrent layers."""
         self.vocab_size = vocab_size
@@ -229,6 +234,11 @@ class RequestStates:
 
     def __len__(self) -> int:
         return int(self._held.sum())
+
+    def take_adapters(self, adapters: ResidentAdapters) -> None:
+        """Let requests have one; before the first of them."""
+        self._resident = adapters
+        self.slots = np.full(len(self.lengths), NO_SLOT, np.int32)
 
     def update(self, plan: StepPlan) -> None:
         """Let rows come, go and grow as a plan has them."""
@@ -361,10 +371,13 @@ class RequestStates:
             rules = compile_rules(request, self.vocab_size)
             matcher = self._matcher(request.grammar)
             media = self._media(request)
+            slot = self._slot(request.adapter)
         except RequestError as error:
             self.faults[row] = Fault(error.message, bad_request=True)
             return
         self._held[row] = True
+        if self.slots is not None:
+            self.slots[row] = slot
         prompt = request.prompt_token_ids
         self.token_ids[row, : len(prompt)] = prompt
         self.lengths[row] = len(prompt)
@@ -389,6 +402,13 @@ class RequestStates:
         if self.grammars is None:
             raise RequestError("This runner takes no grammars.", "structured_outputs")
         return self.grammars.matcher(grammar)
+
+    def _slot(self, adapter: str | None) -> int:
+        if self._resident is not None:
+            return self._resident.slot_of(adapter)
+        if adapter is not None:
+            raise RequestError("This runner has no room for adapters.", "model")
+        return NO_SLOT
 
     def _media(self, request: AddRequest) -> RequestMedia | None:
         if not request.media:
@@ -464,6 +484,8 @@ class RequestStates:
         self.scored = _grow(self.scored, num_rows)
         self.departed = _grow(self.departed, num_rows)
         self.params = _grow(self.params, num_rows)
+        if self.slots is not None:
+            self.slots = _grow(self.slots, num_rows)
         for table in self.tables:
             table.grow(num_rows)
         self._held = _grow(self._held, num_rows)

@@ -25,6 +25,7 @@ from pagoda.server.openapi import build_openapi
 from pagoda.server.responses.registry import Responses
 from pagoda.server.responses.store import ResponseStore
 from pagoda.server.routes import (
+    adapters,
     chat,
     completions,
     docs,
@@ -73,7 +74,7 @@ def create_app(fleet: Fleet, config: ServerConfig, advice: Advice | None = None)
     modules = (
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
         ollama, ollama_models, ollama_pull, lmstudio, models, tokens, files, mcp, tools, health,
-        metrics, info, sleep, slots, docs, unserved,
+        metrics, info, adapters, sleep, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)

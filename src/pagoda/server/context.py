@@ -82,7 +82,7 @@ class Context:
         try:
             return self.fleet.find(name)
         except ModelNotFoundError as error:
-            names = ", ".join(n for entry in entries for n in entry.names)
+            names = ", ".join(n for entry in entries for n in (*entry.names, *entry.adapters))
             told = (
                 f"{error.message} Served here: {names}. Ask for one of these, or start the server "
                 "with --alias and the names it shall answer to, or with --any-model-name."

@@ -328,6 +328,7 @@ class _EngineCollector(Collector):
         yield steps
         yield from _speculation(clients)
         yield _cache_config(clients)
+        yield _adapters(clients)
 
 
 def _speculation(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Iterable[Metric]:
@@ -361,6 +362,22 @@ def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Me
         if ready is not None:
             shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
             info.add_metric((*labels, *shape, ready.kv_cache_dtype), 1)
+    return info
+
+
+def _adapters(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
+    """Which adapters are in use, for each model with room for some. As in vLLM all is in the
+    labels, and the value is a time, by which readers tell the latest."""
+    info = GaugeMetricFamily(
+        "vllm:lora_requests_info",
+        "Adapters that requests run with or wait for; seconds since 1970.",
+        labels=(*_LABELS, "max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+    )
+    for labels, client in clients:
+        most = 0 if client.ready is None else client.ready.max_loras
+        if most:
+            running, waiting = map(",".join, client.busy_adapters())
+            info.add_metric((*labels, str(most), waiting, running), time.time())
     return info
 
 

@@ -42,6 +42,8 @@ class PoolingJob:
             )
             for text in texts
         ]
+        for request in self._requests:
+            served.client.adapters.apply(request, body.model, None)
         metrics = context.metrics.of(served)
         self._timers = [
             RequestTimer(metrics, request, Siblings(metrics, 1)) for request in self._requests

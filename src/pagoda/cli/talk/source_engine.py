@@ -115,6 +115,7 @@ class EngineSource:
             grammar = self._grammar(prompt, sampling.structured_outputs, chat=chat)
         req_id = f"chat-{next(self._ids)}"
         request = served.make_request(req_id, ids, sampling, media=placed, grammar=grammar)
+        served.client.adapters.apply(request, None, None)
         processor = OutputProcessor(served.tokenizer, request.sampling, ids, served.text.markup_ids)
         clock, count, cached, finish, guesses = Clock(), 0, 0, None, (0, 0)
         deltas = served.client.generate(request, payloads(placed))

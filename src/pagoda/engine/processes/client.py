@@ -7,9 +7,16 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import zmq
 
-from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
+from pagoda.base.errors import (
+    EngineAsleepError,
+    EngineDeadError,
+    ModelNotFoundError,
+    RequestError,
+)
+from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.engine import EngineConfig
 from pagoda.core.messages import (
@@ -17,11 +24,13 @@ from pagoda.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
+    LoadedAdapter,
     RequestDelta,
     StepOutputs,
     Utility,
     UtilityResult,
 )
+from pagoda.engine.processes.adapters import KnownAdapters
 from pagoda.engine.processes.child import EngineChild, LaunchOptions
 from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.kept import KeptEngine, Progress, Spawn, State
@@ -31,12 +40,16 @@ from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.text.media.base import Values
 
+log = get_logger(__name__)
+
 __all__ = ["EngineClient", "Progress", "State"]
 
 # While requests may finish before the engine sleeps; and a GPU's weights on their way, 100 GB at
 # the 2 GB/s of memory that is not pinned.
 _DRAIN_LOOKS = 0.02
 _SLEEP_SECONDS = 60.0
+# An adapter of some GB from a slow disk.
+_LOAD_SECONDS = 120.0
 _DEFAULT = SupervisionLimits()
 _NO_MEDIA: Mapping[str, Values] = {}
 
@@ -55,6 +68,7 @@ class EngineClient(KeptEngine):
         """It takes no requests until `wake_up`."""
         self._engine_asleep = False
         """It was told so, and gave its memory back."""
+        self.adapters = KnownAdapters(config.adapters)
         self._running = RunningRequests(config.scheduler)
         self.queue = self._running.queue
         self._calls: dict[int, asyncio.Future[Any]] = {}
@@ -82,6 +96,20 @@ class EngineClient(KeptEngine):
             supervision=supervision,
         )
         return cls(config, options)
+
+    def busy_adapters(self) -> tuple[list[str], list[str]]:
+        """Names of the adapters that requests run with, and of those that others wait for."""
+        names: dict[str, str] = {}
+        for name, adapter in self.adapters.named.items():
+            names.setdefault(adapter.identity, name)
+        for each in self.adapters.listed:
+            if each.adapter is not None:
+                names.setdefault(each.adapter.identity, each.path)
+        running, waiting = (
+            sorted({names[identity] for identity in found if identity in names})
+            for found in self._running.adapters()
+        )
+        return running, waiting
 
     @property
     def num_running(self) -> int:
@@ -172,6 +200,29 @@ class EngineClient(KeptEngine):
         finally:
             self._calls.pop(call_id, None)
 
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Let requests choose an adapter by a name, in place of what had the name before; requests
+        that run with that finish. Raises as `call`."""
+        before = self.adapters.named.get(name)
+        told = await self.call("load_adapter", path, timeout=_LOAD_SECONDS)
+        loaded = msgspec.convert(told, LoadedAdapter)
+        self.adapters.named[name] = loaded
+        if before is not None:
+            await self._forget_adapter(before.identity)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Have an adapter chosen no more; requests that run with it finish. Raises as `call`, and
+        ModelNotFoundError for an unknown name."""
+        self._require_ready()
+        adapter = self.adapters.named.pop(name, None)
+        if adapter is None:
+            raise ModelNotFoundError(f"The lora adapter {name!r} cannot be found.", "lora_name")
+        await self._forget_adapter(adapter.identity)
+
+    async def _forget_adapter(self, identity: str) -> None:
+        if not self.adapters.has(identity):
+            await self.call("unload_adapter", identity)
+
     async def sleep(self, *, wait: bool = False) -> None:
         """Take no more requests, and have the engine give back the memory of its caches.
 
@@ -208,6 +259,8 @@ class EngineClient(KeptEngine):
     def _resolve(self, message: UtilityResult) -> None:
         future = self._calls.pop(message.call_id, None)
         if future is None or future.done():
+            if message.error is not None:
+                log.warning("%s", message.error)
             return
         if message.error is not None:
             future.set_exception(RequestError(message.error))
@@ -215,6 +268,9 @@ class EngineClient(KeptEngine):
             future.set_result(message.result)
 
     def _on_ready(self) -> None:
+        assert self.ready is not None  # it just said so
+        for method, args in self.adapters.on_ready(self.ready):
+            self._child.end.send(Utility(next(self._call_ids), method, args))
         for request in self._running.to_resend():
             self._child.end.send(request)
         if self._engine_asleep:

@@ -27,6 +27,8 @@ class RunningRequests:
         self._inboxes: dict[str, Inbox] = {}
         self._unheard: dict[str, AddRequest] = {}
         """Those of whose replies nothing came, in their order."""
+        self._adapters: dict[str, str] = {}
+        """Those of requests that have one."""
 
     def __len__(self) -> int:
         return len(self._inboxes)
@@ -45,6 +47,8 @@ class RunningRequests:
         for request in requests:
             self._inboxes[request.req_id] = inbox
             self._unheard[request.req_id] = request
+            if request.adapter is not None:
+                self._adapters[request.req_id] = request.adapter
         inbox.runs += 1
         return inbox
 
@@ -59,13 +63,21 @@ class RunningRequests:
             inbox.put(delta)
             if delta.finish_reason is not None:
                 del self._inboxes[delta.req_id]
+                self._adapters.pop(delta.req_id, None)
                 self.media.release(delta.req_id)
 
     def forget(self, req_id: str) -> None:
         self._inboxes.pop(req_id, None)
         self._unheard.pop(req_id, None)
+        self._adapters.pop(req_id, None)
         self.queue.forget(req_id)
         self.media.release(req_id)
+
+    def adapters(self) -> tuple[set[str], set[str]]:
+        """Adapters of requests of whose replies something came, and those of the others."""
+        waiting = {known for req_id, known in self._adapters.items() if req_id in self._unheard}
+        begun = {known for req_id, known in self._adapters.items() if req_id not in self._unheard}
+        return begun, waiting
 
     def end(self, cause: str) -> None:
         """End all of them."""

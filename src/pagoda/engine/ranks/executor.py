@@ -312,6 +312,12 @@ class RanksExecutor(LocalExecutor):
     def wake_up(self) -> None:
         self._ranks.call(RankCall("wake_up"), super().wake_up)
 
+    def load_adapter(self, slot: int, identity: str, parts: Sequence[tuple[str, float]]) -> None:
+        call = RankCall("load_adapter", slot, identity, list(parts))
+        self._ranks.call(
+            call, lambda: super(RanksExecutor, self).load_adapter(slot, identity, parts)
+        )
+
     def check(self) -> None:
         self._ranks.check()
 

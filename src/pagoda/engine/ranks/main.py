@@ -49,6 +49,7 @@ from pagoda.weights.files import open_model
 
 if TYPE_CHECKING:
     from pagoda.models.base import Model
+    from pagoda.runtime.adapters import ResidentAdapters
     from pagoda.runtime.device import Device
     from pagoda.runtime.rank_group import RankGroup
     from pagoda.runtime.ranks import FollowingRunner
@@ -146,7 +147,15 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
 def _called(runner: "FollowingRunner", call: RankCall) -> str:
     """Why it failed, if it did: no rank waits for this one in it, so it may be tried again."""
     try:
-        {"sleep": runner.sleep, "wake_up": runner.wake_up}[call.method]()
+        match call.method:
+            case "load_adapter":
+                runner.load_adapter(call.slot, call.identity, call.parts)
+            case "sleep":
+                runner.sleep()
+            case "wake_up":
+                runner.wake_up()
+    except PagodaError as error:
+        return describe(error)
     except Exception as error:
         log.exception("%s failed.", call.method)
         return describe(error)
@@ -161,6 +170,7 @@ class _Loaded:
     spec: ModelSpec
     model: "Model"
     processors: dict[str, Processor]
+    adapters: "ResidentAdapters | None"
 
     @property
     def groups(self) -> list[GroupSpec]:
@@ -180,6 +190,7 @@ def _load(
     """This rank's share of the weights."""
     from pagoda.models.kv_scales import load_kv_scales
     from pagoda.models.loader import build_model
+    from pagoda.runtime.adapters import make_adapters
 
     config = setup.config
     watchdog.beat("load weights")
@@ -200,7 +211,8 @@ def _load(
     )
     if config.cache.kv_cache_dtype == "fp8_e4m3" and weights is not None:
         load_kv_scales(model, weights)
-    return _Loaded(setup, device, group, spec, model, processors_for(files))
+    adapters = make_adapters(model, config.adapters, of_gguf=files.kind == "gguf")
+    return _Loaded(setup, device, group, spec, model, processors_for(files), adapters)
 
 
 def _room(loaded: _Loaded, share: float, computes: bool) -> Room:
@@ -235,6 +247,7 @@ def _make_runner(loaded: _Loaded, pool: RankPool) -> "FollowingRunner":
         eager=config.device.enforce_eager,
         captured_bytes=setup.captured_bytes,
         captured_sizes=setup.captured_sizes,
+        adapters=loaded.adapters,
         group=loaded.group,
     )
 

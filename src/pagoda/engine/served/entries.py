@@ -57,7 +57,12 @@ def model_entries(
         parse_ref(model)  # what can be nothing is said now, not at the first request
         wanted.append(((name or model,), model))
     wanted += [((name,), path) for name, path in found.items()]
-    entries = [model_entry(config, names, model, pinned) for names, model in wanted]
+    # Adapters that flags name are the first model's; others have room for such as are loaded.
+    alone = replace(config, adapters=config.adapters.unnamed)
+    entries = [
+        model_entry(config if index == 0 else alone, names, model, pinned)
+        for index, (names, model) in enumerate(wanted)
+    ]
     known = {name for entry in entries for name in entry.names}
     unknown = [name for name in pinned if name not in known]
     if unknown:

@@ -119,17 +119,22 @@ class Fleet:
         self._tell_all({"model": entry.names[0], "status": "removed"})
 
     def find(self, name: str | None) -> ModelEntry:
-        """The model of that name; without a name, the first. Raises ModelNotFoundError."""
+        """The model of that name, or whose adapter has it; without a name, the first. Raises
+        ModelNotFoundError."""
         if not name and self.entries:
             return self.entries[0]
-        try:
-            return self._by_name[name or ""]
-        except KeyError:
-            raise ModelNotFoundError(f"The model `{name}` does not exist.", "model") from None
+        entry = self._by_name.get(name or "") or self._adapted(name)
+        if entry is None:
+            raise ModelNotFoundError(f"The model `{name}` does not exist.", "model")
+        return entry
 
     def has(self, name: str | None) -> bool:
-        """Whether a model has that name."""
-        return name in self._by_name
+        """Whether a model has that name, or an adapter of one."""
+        return name in self._by_name or self._adapted(name) is not None
+
+    def _adapted(self, name: str | None) -> ModelEntry | None:
+        """The model whose adapter has that name."""
+        return next((entry for entry in self.entries if name in entry.adapters), None)
 
     def models(self) -> list[ServedModel]:
         """Those that are loaded."""

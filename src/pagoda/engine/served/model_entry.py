@@ -59,6 +59,14 @@ class ModelEntry:
         return self.served is not None and self.served.client.state in ("stopped", "dead")
 
     @property
+    def adapters(self) -> dict[str, str]:
+        """Adapters that requests may name in its place, and where they come from."""
+        if self.served is not None and self.served.client.ready is not None:
+            named = self.served.client.adapters.named
+            return {name: adapter.path for name, adapter in named.items()}
+        return {adapter.name: adapter.path for adapter in self.config.adapters.named}
+
+    @property
     def state(self) -> State:
         if self.served is not None:
             awake: State = "sleeping" if self.asleep else "loaded"

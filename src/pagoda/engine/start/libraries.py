@@ -20,6 +20,7 @@ from pagoda.engine.core import describe
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.models.base import Model
+    from pagoda.runtime.adapters import ResidentAdapters
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
     from pagoda.runtime.steps.program import StepLimits
@@ -42,6 +43,7 @@ class Libraries(NamedTuple):
     largest_step: Callable[..., None]
     load_kv_scales: "Callable[[Model, Checkpoint], str]"
     kv_scales_digest: Callable[..., str]
+    make_adapters: "Callable[..., ResidentAdapters | None]"
 
 
 def import_beside(within: AbstractContextManager[None] = _NOTHING) -> Future[Libraries]:
@@ -70,6 +72,7 @@ def import_libraries() -> Libraries:
     import_torch()
     from pagoda.models import kv_scales
     from pagoda.models.loader import build_model
+    from pagoda.runtime.adapters import make_adapters
     from pagoda.runtime.device import has_gpu, make_device
     from pagoda.runtime.profile import largest_step
     from pagoda.runtime.runner import ModelRunner
@@ -84,6 +87,7 @@ def import_libraries() -> Libraries:
         largest_step,
         kv_scales.load_kv_scales,
         kv_scales.digest,
+        make_adapters,
     )
 
 

@@ -24,6 +24,7 @@ from pagoda.kernels.triton.activation import (
     sigmoid_mul,
     soft_cap,
 )
+from pagoda.kernels.triton.adapters import add_adapters
 from pagoda.kernels.triton.delta_net import causal_conv, gated_delta_rule
 from pagoda.kernels.triton.draw import draw
 from pagoda.kernels.triton.kv_cache import rotate
@@ -39,11 +40,12 @@ from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
-    "activate", "activate_and_mul", "activate_mul", "add_gated", "add_rms_norm", "add_to",
-    "causal_conv", "cut_columns", "declines", "draw", "encoder_attention", "first_max",
-    "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms",
-    "mix_streams", "norm_in_place", "paged_attention", "rms_norm", "rotary_store", "rotate",
-    "route", "scale", "scale_columns", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "activate", "activate_and_mul", "activate_mul", "add_adapters", "add_gated", "add_rms_norm",
+    "add_to", "causal_conv", "cut_columns", "declines", "draw", "encoder_attention",
+    "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits",
+    "match_rms", "mix_streams", "norm_in_place", "paged_attention", "rms_norm", "rotary_store",
+    "rotate", "route", "scale", "scale_columns", "sigmoid_mul", "soft_cap", "take_rows",
+    "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor

@@ -51,6 +51,8 @@ class MemoryPlan:
     """Weights that are in the host's memory instead; `weights` is without them."""
     draft_model: int = 0
     """Weights of a draft model."""
+    adapters: int = 0
+    """Room for adapters."""
     num_host_slabs: int = 0
     """As `num_slabs`, in the host's memory, for blocks that the pool evicts."""
     on_host: bool = False
@@ -135,7 +137,7 @@ class MemoryPlan:
     @property
     def beside_weights(self) -> int:
         """What runs them, without the pool and what grows with the context."""
-        loaded = self.placement.staging + self.draft_model
+        loaded = self.placement.staging + self.draft_model + self.adapters
         loaded += self.host_kv if self.on_host else 0
         return loaded + self.activations + self.captured + self.process
 
@@ -145,6 +147,7 @@ class MemoryPlan:
         rows = [
             {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
             {"item": "draft model", "bytes": self.draft_model, "detail": "what guesses tokens"},
+            {"item": "adapters", "bytes": self.adapters, "detail": "of --max-loras adapters"},
             {
                 "item": "staging",
                 "bytes": self.placement.staging,

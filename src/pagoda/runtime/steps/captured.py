@@ -99,6 +99,7 @@ class CapturedSteps:
     make_graphs: Callable[[], GraphMaker]
     free_memory: Callable[[], int]
     budget: Budget
+    has_adapters: bool = False
     what: str = "decode steps"
 
     def __post_init__(self) -> None:
@@ -246,7 +247,9 @@ class CapturedSteps:
 
     def _ready_inputs(self) -> DeviceInputs:
         if self._inputs is None:
-            self._inputs = DeviceInputs(self.limits, self.block_sizes, self.has_states, self.device)
+            self._inputs = DeviceInputs(
+                self.limits, self.block_sizes, self.has_states, self.device, self.has_adapters
+            )
         return self._inputs
 
     def _capture(self, size: CapturedSize) -> None:

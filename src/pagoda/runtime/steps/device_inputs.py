@@ -7,6 +7,7 @@ import torch
 
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.planner.captured import CapturedSize
+from pagoda.runtime.adapters import NO_SLOT
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import copy_to, to_tensor
 from pagoda.runtime.states import Ints
@@ -51,13 +52,18 @@ class DeviceInputs(Inputs):
     """
 
     def __init__(
-        self, limits: StepLimits, block_sizes: Sequence[int], has_states: bool, device: torch.device
+        self,
+        limits: StepLimits,
+        block_sizes: Sequence[int],
+        has_states: bool,
+        device: torch.device,
+        has_adapters: bool = False,
     ):
         rows = max(limits.max_tokens, limits.max_reqs) + 1
         # Each array has at most so many rows of 8 bytes; their alignment is the rest.
-        arrays = 6 + 3 * len(block_sizes) + 2
+        arrays = 7 + 3 * len(block_sizes) + 2
         self._arena = _Arena(arrays * (8 * rows + _ALIGNMENT), device)
-        super().__init__(limits, block_sizes, has_states, self._arena.zeros)
+        super().__init__(limits, block_sizes, has_states, self._arena.zeros, has_adapters)
         self._device = device
         self._tables = [
             torch.zeros(group.block_table.shape, dtype=torch.int32, device=device)
@@ -103,6 +109,8 @@ class DeviceInputs(Inputs):
         if self.states is not None:
             self.states.read[reqs] = 0
             self.states.write[tokens] = 0
+        if self.adapters is not None:
+            self.adapters[tokens] = NO_SLOT
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         rows, width = table.shape
@@ -149,4 +157,5 @@ class DeviceInputs(Inputs):
             host_query_start=self.query_start[: reqs + 1],
             host_kv_lens=self.kv_lens[:reqs],
             fixed=True,
+            adapters=None if self.adapters is None else on_device(self.adapters)[:tokens],
         )

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pagoda.core.batch import NEVER
@@ -12,9 +11,7 @@ from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.media import MediaRows
-from pagoda.runtime.states import BlockTable, Ints, RequestStates, Scheduled
-
-Ints32 = npt.NDArray[np.int32]
+from pagoda.runtime.states import BlockTable, Ints, Ints32, RequestStates, Scheduled
 
 
 @dataclass
@@ -70,6 +67,8 @@ class StepArrays:
     """Where a model has recurrent layers."""
     token_types: Ints | None = None
     """Where a model has them."""
+    adapters: Ints32 | None = None
+    """As `ForwardBatch.adapters`."""
     media: list[MediaRows] = field(default_factory=list)
     """The pictures' tokens among the step's."""
     steps_left: int = 0
@@ -128,13 +127,14 @@ def step_arrays(plan: Scheduled, states: RequestStates) -> StepArrays:
         ],
         states=StateArrays.of(plan.states, query_start) if states.has_states else None,
         token_types=_token_types(states, rows, positions) if not states.tables else None,
+        adapters=None if states.slots is None else states.slots[rows],
         media=media,
     )
 
 
 def build_batch(arrays: StepArrays, cache: LayerCaches, device: torch.device) -> ForwardBatch:
     """Each array is coordinates to the device once."""
-    types, states = arrays.token_types, arrays.states
+    types, states, adapters = arrays.token_types, arrays.states, arrays.adapters
     groups: list[GroupInputs | StateInputs] = [
         GroupInputs(to_tensor(x.table.of_rows(x.rows), device), to_tensor(x.slot_mapping, device))
         for x in arrays.groups
@@ -155,6 +155,7 @@ def build_batch(arrays: StepArrays, cache: LayerCaches, device: torch.device) ->
         host_query_start=arrays.query_start,
         host_kv_lens=arrays.kv_lens,
         token_types=None if types is None else to_tensor(types, device),
+        adapters=None if adapters is None else to_tensor(adapters, device),
     )
 
 

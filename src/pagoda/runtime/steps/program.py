@@ -11,11 +11,12 @@ from pagoda.base.log import get_logger
 from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.runtime.adapters import NO_SLOT
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
-from pagoda.runtime.states import Ints
-from pagoda.runtime.steps.inputs import GroupArrays, Ints32, StateArrays, StepArrays, first_blocks
+from pagoda.runtime.states import Ints, Ints32
+from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays, first_blocks
 
 if TYPE_CHECKING:
     from pagoda.kernels.cpu.recording import Recording
@@ -96,6 +97,7 @@ class Inputs:
         block_sizes: Sequence[int],
         has_states: bool,
         zeros: Callable[..., np.ndarray] = np.zeros,
+        has_adapters: bool = False,
     ):
         """`zeros`: where all arrays but the block tables come from."""
         self.token_ids = zeros(limits.max_tokens, np.int64)
@@ -115,6 +117,10 @@ class Inputs:
             self.states = StateArrays(
                 zeros(limits.max_reqs, np.int32), zeros(limits.max_tokens, np.int32)
             )
+        self.adapters: Ints32 | None = None
+        if has_adapters:
+            self.adapters = zeros(limits.max_tokens, np.int32)
+            self.adapters[:] = NO_SLOT
         self._loaded: list[_Loaded | None] = [None] * len(self.groups)
         """Which block table of each group lies here."""
         self._query_start: Ints32 | None = None
@@ -140,6 +146,8 @@ class Inputs:
         if self.states is not None and arrays.states is not None:
             self.states.read[:num_reqs] = arrays.states.read
             self.states.write[:num_tokens] = arrays.states.write
+        if self.adapters is not None:
+            self.adapters[:num_tokens] = NO_SLOT if arrays.adapters is None else arrays.adapters
 
     def take_table(self, group: int, table: np.ndarray) -> None:
         """A group's block table is another."""
@@ -179,6 +187,9 @@ class Inputs:
             groups=groups,
             layer_group=cache.layer_group,
             kv_caches=cache.layers,
+            adapters=None
+            if self.adapters is None
+            else torch.from_numpy(self.adapters[:num_tokens]),
         )
 
 
@@ -200,6 +211,7 @@ class StepProgram:
         block_sizes: Sequence[int],
         limits: StepLimits,
         has_states: bool = False,
+        has_adapters: bool = False,
     ) -> Self | None:
         """The program of a model, checked against the pass that it was recorded from; None, with
         the reason in the log, where a model's steps cannot be replayed.
@@ -210,7 +222,9 @@ class StepProgram:
         recording = ops.recording(device, (limits.max_tokens, limits.max_samples))
         if recording is None:
             return None
-        program = cls(recording, limits, Inputs(limits, block_sizes, has_states))
+        program = cls(
+            recording, limits, Inputs(limits, block_sizes, has_states, has_adapters=has_adapters)
+        )
         num_tokens = min(limits.max_tokens, limits.max_model_len, *block_sizes, 3)
         arrays = _meaningless(num_tokens, len(block_sizes), has_states)
         program._trace(model, arrays, cache)

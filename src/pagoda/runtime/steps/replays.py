@@ -41,6 +41,7 @@ class Replays:
     captured_sizes: tuple[CapturedSize, ...]
     tiles: "TileTuning | None"
     """What measures how products are best cut, once all is captured."""
+    has_adapters: bool = False
     kind: Callable[..., CapturedSteps] = CapturedSteps
 
     def __post_init__(self) -> None:
@@ -54,7 +55,12 @@ class Replays:
         make_graphs = self.device.graph_maker()
         if make_graphs is None:
             self.program = StepProgram.record(
-                self.model, self.cache, self.block_sizes, self.limits, self.has_states
+                self.model,
+                self.cache,
+                self.block_sizes,
+                self.limits,
+                self.has_states,
+                self.has_adapters,
             )
         elif self.captured_bytes and self.captured_sizes:
             self._make_captured(make_graphs, head, capture_passes)
@@ -74,6 +80,7 @@ class Replays:
             sizes=sizes,
             limits=replace(self.limits, max_tokens=most, max_samples=rows),
             has_states=self.has_states,
+            has_adapters=self.has_adapters,
             device=self.device.torch_device,
             make_graphs=make_graphs,
             free_memory=lambda: self.device.facts().free_memory,

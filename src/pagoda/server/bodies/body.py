@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import Request
 from starlette.types import Scope
@@ -19,6 +19,7 @@ from pagoda.server.protocol.common import Body, TextBody
 _log = get_logger(__name__)
 
 BodyT = TypeVar("BodyT", bound=Body)
+ItemT = TypeVar("ItemT", bound=BaseModel)
 
 _MAX_REPORTED = 10
 # More are not even looked at: `logit_bias` has room for a million wrong keys.
@@ -40,9 +41,25 @@ async def read_body(request: Request, model: type[BodyT]) -> BodyT:
     return body
 
 
+async def read_items(request: Request, model: type[ItemT]) -> list[ItemT]:
+    """Parse and check a body that is a JSON list of such objects; raises as `read_body`."""
+    items = await _decoded(await _raw_body(request))
+    if not isinstance(items, list):
+        raise ApiError(400, "The body must be a JSON list.", kind="Bad Request")
+    try:
+        return [model.model_validate(item) for item in items]
+    except ValidationError as error:
+        raise _validation_error(error, {}) from None
+
+
 async def read_object(request: Request) -> dict[str, Any]:
     """The JSON object that is the body; ApiError 400 for anything else and for one that holds too
     much, 415 for a coding."""
+    return await parse_object(await _raw_body(request))
+
+
+async def _raw_body(request: Request) -> bytes:
+    """The body, if it is sent as JSON."""
     content_type = request.headers.get("content-type", "")
     if not _is_json(content_type) and not _is_typed(content_type, request.headers):
         raise ApiError(
@@ -53,19 +70,24 @@ async def read_object(request: Request) -> dict[str, Any]:
     if coding != "identity":
         # Never unpacked: a few bytes can hold gigabytes.
         raise ApiError(415, f"The Content-Encoding is {coding[:100]!r}; send the body as it is.")
-    return await parse_object(await request.body())
+    return await request.body()
 
 
-async def parse_object(raw: bytes) -> dict[str, Any]:
-    """Likewise of bytes that came otherwise."""
+async def _decoded(raw: bytes) -> Any:
+    """What the JSON says, if it is not too much."""
     await check_volume(raw)
     try:
         # Strict where the standard library is not: no NaN, no lone surrogates.
-        fields = msgspec.json.decode(raw)
+        return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"The body is not valid JSON: {error}.", kind="Bad Request") from None
     except RecursionError:
         raise ApiError(400, "The JSON is nested too deeply.", kind="Bad Request") from None
+
+
+async def parse_object(raw: bytes) -> dict[str, Any]:
+    """As `read_object`, of bytes that came otherwise."""
+    fields = await _decoded(raw)
     if not isinstance(fields, dict):
         raise ApiError(400, "The body must be a JSON object.", kind="Bad Request")
     if len(fields) > MAX_FIELDS:

@@ -105,8 +105,17 @@ class QueuedBody(Body):
     request_id: str | None = Field(None, min_length=1, max_length=128)
 
 
+class LoraScale(BaseModel):
+    id: int
+    scale: float
+
+
 class TextBody(QueuedBody):
     """What every body takes that asks for text."""
+
+    lora: Items[LoraScale] | None = Field(
+        None, description="Of the adapters of --lora those that apply, and their scales."
+    )
 
     _asker: Asker = PrivateAttr(Asker())
 

@@ -66,7 +66,6 @@ class NativeBody(with_numbers(TextBody, native_number)):  # type: ignore[misc]  
     then from OpenAI's API, as on every route."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "lora": ([],),
         "multimodal_data": ([],),
         "reasoning_budget_tokens": (-1,),
         **{absent.native: absent.neutral for absent in ABSENT},

@@ -229,6 +229,8 @@ def prepared_request(
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
+    scales = None if body.lora is None else {each.id: each.scale for each in body.lora}
+    served.client.adapters.apply(request, body.model, scales)
     request.session, request.agent = body.asker
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.

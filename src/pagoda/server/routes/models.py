@@ -45,12 +45,13 @@ async def list_models(request: Request) -> Response:
     entries = context_of(request).entries()
     shown = {entry: await shown_model(entry, entry.names[0]) for entry in entries}
     named = [(entry, name) for entry in entries for name in entry.names]
+    adapted = [(entry, name) for entry in entries for name in entry.adapters]
     return json_reply(
         ModelList(
-            data=[_card(shown[entry], name) for entry, name in named],
+            data=[_card(shown[entry], name) for entry, name in (*named, *adapted)],
             models=[_codex_model(entry, name) for entry, name in named if shown[entry].writes],
             first_id=named[0][1],
-            last_id=named[-1][1],
+            last_id=(*named, *adapted)[-1][1],
         )
     )
 
@@ -159,12 +160,15 @@ def _codex_model(entry: ModelEntry, name: str) -> CodexModel:
 def _card(shown: ShownModel, name: str) -> ModelCard:
     entry = shown.entry
     ready = entry.served.client.ready if entry.served is not None else None
+    adapters = {} if name in entry.names else entry.adapters
+    root = entry.config.model.model if entry.served is None else entry.served.root
     return ModelCard(
         id=name,
         display_name=name,
         created=entry.created,
         created_at=datetime.fromtimestamp(entry.created, UTC).isoformat(),
-        root=entry.config.model.model if entry.served is None else entry.served.root,
+        root=adapters.get(name, root),
+        parent=entry.names[0] if name in adapters else None,
         max_model_len=ready.max_model_len if ready is not None else None,
         architecture=_architecture(shown),
         permission=[ModelPermission(id=f"modelperm-{name}", created=entry.created)],

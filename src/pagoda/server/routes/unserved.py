@@ -46,10 +46,6 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
         "POST /init_weight_transfer_engine", "POST /start_weight_update", "POST /update_weights",
         "POST /finish_weight_update", "GET /get_world_size",
     ),
-    "Adapters are not loaded while the server runs; merge one into the checkpoint.": (
-        "POST /v1/load_lora_adapter", "POST /v1/unload_lora_adapter", "GET /lora-adapters",
-        "POST /lora-adapters",
-    ),
     "Ask a chat at /v1/chat/completions.": ("POST /v1/systemone", "POST /cohere/v2/chat"),
     "Use /v1/completions with `logprobs`, or /score.": ("POST /generative_scoring",),
     "Use /v1/embeddings.": ("POST /v2/embed",),

@@ -214,6 +214,25 @@ class Native {
         });
     }
 
+    void add_adapters(uintptr_t out, int64_t ldo, uintptr_t x, int64_t ldx, int64_t rows,
+                      int64_t columns, uintptr_t a, uintptr_t b, int64_t max_rank, uintptr_t ranks,
+                      uintptr_t slots, const std::vector<int64_t>& sizes) {
+        // A recorded op outlives this call, and with it the sizes.
+        const auto kept = std::make_shared<const std::vector<int64_t>>(sizes);
+        const AddAdapters op{pointer<float>(out), ldo, pointer<const float>(x), ldx, columns,
+                             pointer<const float>(a), pointer<const float>(b), max_rank,
+                             pointer<const int32_t>(ranks), pointer<const int32_t>(slots),
+                             kept->data(), static_cast<int64_t>(kept->size()), nullptr};
+        const Kernels* kernels = kernels_;
+        compute("add_adapters", [op, kept, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            AddAdapters step = op;
+            step.scratch = reinterpret_cast<float*>(scratch);
+            kernels->add_adapters(step, rows, pool);
+        }, rows, [&op, kernels](int64_t rows) {
+            return kernels->add_adapters_scratch_bytes(op, rows);
+        });
+    }
+
     void rotary_store(uintptr_t qkv, int64_t rows, int64_t stride, int64_t heads,
                       const KvCache& cache, uintptr_t slots, uintptr_t positions,
                       uintptr_t cos_sin, int64_t rotary_dim, uintptr_t q_norm, uintptr_t k_norm,
@@ -573,6 +592,7 @@ NB_MODULE(_native, module) {
         .def("route", &Native::route)
         .def("experts", &Native::experts)
         .def("head_products", &Native::head_products)
+        .def("add_adapters", &Native::add_adapters)
         .def("rotary_store", &Native::rotary_store)
         .def("paged_attention", &Native::paged_attention)
         .def("activate_and_mul", &Native::activate_and_mul)

@@ -85,6 +85,24 @@ struct HeadProducts {
     uint8_t* scratch;             // `head_products_scratch_bytes`, aligned to 64
 };
 
+// out[t] += B(A x[t]) of the adapter in the row's slot, for each of the shards whose outputs lie side
+// by side. Rows without an adapter, and slots of rank 0, stay as they are.
+struct AddAdapters {
+    float* out;                   // [rows, all sizes], ldo apart
+    int64_t ldo;
+    const float* x;               // [rows, columns], ldx apart
+    int64_t ldx;
+    int64_t columns;
+    const float* a;               // [slots, num_shards, max_rank, columns]
+    const float* b;               // [slots, max_rank, all sizes]
+    int64_t max_rank;
+    const int32_t* ranks;         // [slots], at most max_rank
+    const int32_t* slots;         // [rows], negative: none
+    const int64_t* sizes;         // [num_shards]
+    int64_t num_shards;
+    float* scratch;               // `add_adapters_scratch_bytes`
+};
+
 struct Kernels {
     const char* name;
     void (*rms_norm)(const RmsNorm&, int64_t rows, Pool&);
@@ -94,6 +112,8 @@ struct Kernels {
     int64_t (*experts_scratch_bytes)(const Experts&, int64_t rows);
     void (*head_products)(const HeadProducts&, int64_t rows, Pool&);
     int64_t (*head_products_scratch_bytes)(const HeadProducts&, int64_t rows, int threads);
+    void (*add_adapters)(const AddAdapters&, int64_t rows, Pool&);
+    int64_t (*add_adapters_scratch_bytes)(const AddAdapters&, int64_t rows);
     void (*route)(const Route&, int64_t rows, Pool&);
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);

@@ -2,6 +2,7 @@
 #include "isa.h"
 
 #include "activation.h"
+#include "adapters.h"
 #include "attention.h"
 #include "delta_net.h"
 #include "draw.h"
@@ -31,6 +32,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     experts_scratch_bytes,
     head_products,
     head_products_scratch_bytes,
+    add_adapters,
+    add_adapters_scratch_bytes,
     route,
     rotary_store,
     paged_attention,

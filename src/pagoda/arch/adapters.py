@@ -1,0 +1,108 @@
+"""Which of a model's weights an adapter's module stands beside, whatever names either has."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.base.errors import UnsupportedModelError
+
+_MERGE = "merge the adapter into the checkpoint and serve that"
+# Of transformers' modules, what llama.cpp calls their weights (gguf-py/gguf/tensor_mapping.py).
+_GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+}
+# llama.cpp's converter puts the rotary pairs of these models side by side, whose own checkpoints
+# have them in halves; of all others rows lie in a GGUF as they lie there.
+_TURNED_BY_CONVERTER = frozenset(
+    (
+        "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
+        "GraniteForCausalLM", "GraniteMoeForCausalLM", "Mistral3ForConditionalGeneration",
+        "Ministral3ForCausalLM",
+    )
+)  # fmt: skip
+_OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
+_TOWER = re.compile(r"\b(vision|visual|vision_tower|vision_model)\b|^(v|mm)\.")
+_TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|token_embd|output)")
+
+
+class AdaptedWeights:
+    """The weights of a model that adapters may stand beside."""
+
+    def __init__(self, spec: ModelSpec, of_gguf: bool):
+        """`of_gguf`: the model's checkpoint is a GGUF."""
+        self._spec = spec
+        self._of_gguf = of_gguf
+        rules = [
+            rule
+            for rule in spec.expanded_weights()
+            if rule.param.startswith("layers.") and rule.param.endswith(".weight")
+        ]
+        self._by_key: Mapping[str, tuple[str, WeightRule]] = {
+            _key(source.removesuffix(".weight")): (source, rule)
+            for rule in rules
+            for source in rule.sources
+        }
+
+    def find(self, module: str, kind: Literal["peft", "gguf"]) -> tuple[str, WeightRule]:
+        """The module's weight in the checkpoint, and the rule by which its rows become those of a
+        layer; UnsupportedModelError where adapters are not applied."""
+        if kind == "gguf" and not self._of_gguf:
+            raise UnsupportedModelError(
+                "An adapter in a GGUF goes with a model in a GGUF; take the adapter as peft saved "
+                "it, or the model's GGUF."
+            )
+        turned = kind == "peft" and self._of_gguf
+        key = None if _TOWER.search(module) else _key(module)
+        if key is not None and turned:
+            key = _translated(key)
+        source, rule = self._by_key.get(key or "", ("", None))
+        if rule is None or rule.experts is not None or rule.value != "x":
+            raise UnsupportedModelError(self._refusal(module, rule))
+        if turned and self._spec.architecture in _TURNED_BY_CONVERTER:
+            rule = replace(rule, unpermute=(), turning=None)
+        return source, rule
+
+    def _refusal(self, module: str, rule: WeightRule | None) -> str:
+        shown = ascii(module)[1:-1]
+        if rule is not None and rule.experts is not None or ".experts." in module:
+            return f"Its module {shown} is an expert's, where no adapters are served; {_MERGE}."
+        if _TABLES.fullmatch(module):
+            return (
+                f"Its module {shown} is the table of tokens or the output head, where no adapters "
+                f"are served; {_MERGE}."
+            )
+        if _TOWER.search(module):
+            return f"Its module {shown} is the vision tower's, where none are served; {_MERGE}."
+        return (
+            f"Its module {shown} is none of {self._spec.architecture} that takes adapters: it was "
+            f"trained for another model, or {_MERGE}."
+        )
+
+
+def _key(name: str) -> str:
+    """Without what stands in front of the layers, which differs between libraries."""
+    found = _OF_LAYER.fullmatch(name)
+    return name if found is None else f"layers.{found[1]}.{found[2]}"
+
+
+def _translated(key: str) -> str:
+    """A peft module's weight in a GGUF."""
+    found = _OF_LAYER.fullmatch(key)
+    known = None if found is None else _GGUF_NAMES.get(found[2])
+    return key if found is None or known is None else f"blk.{found[1]}.{known}"
