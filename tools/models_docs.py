@@ -31,7 +31,8 @@ def _models() -> Iterator[str]:
     counts = [
         _cases("test_transformers.py", "CASES", decoders)
         + _cases("test_bert.py", "CASES", encoders),
-        _cases("test_gguf.py", "MODELS", decoders),
+        _cases("test_gguf.py", "MODELS", decoders)
+        + _cases("test_encoder_gguf.py", "MODELS", encoders),
         _cases("test_program.py", "MODELS", decoders),
         _golden(),
     ]

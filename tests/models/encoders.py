@@ -5,6 +5,11 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
+    ModernBertModel,
+    NomicBertConfig,
+    NomicBertModel,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -24,6 +29,9 @@ FAMILIES = {
     "roberta classifier": (RobertaConfig, RobertaForSequenceClassification),
     "xlm-roberta": (XLMRobertaConfig, XLMRobertaModel),
     "xlm-roberta classifier": (XLMRobertaConfig, XLMRobertaForSequenceClassification),
+    "modernbert": (ModernBertConfig, ModernBertModel),
+    "modernbert classifier": (ModernBertConfig, ModernBertForSequenceClassification),
+    "nomic": (NomicBertConfig, NomicBertModel),
 }
 SIZES = {
     "vocab_size": 211,
@@ -35,15 +43,23 @@ SIZES = {
 }
 
 
+# Ids of special tokens within the small vocabulary; windows that texts are longer than.
+_NEAR = {
+    "local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1,
+    "eos_token_id": 2, "sep_token_id": 2,
+}  # fmt: skip
+
+
 def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     """A model with weights large enough that attention is far from uniform, in fp32."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
-    model = model_class(config_class(**{**SIZES, **changes})).eval()
+    sizes = {**SIZES, "num_hidden_layers": 4} | _NEAR if "modern" in family else SIZES
+    model = model_class(config_class(**{**sizes, **changes})).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            base = 1.0 if "LayerNorm.weight" in name else 0.0
+            base = 1.0 if name.lower().endswith("norm.weight") else 0.0
             weight.copy_(base + 0.15 * torch.randn(weight.shape))
     return model
 

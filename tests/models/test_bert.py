@@ -1,10 +1,14 @@
 """Encoders equal transformers' on tiny random checkpoints that transformers saved."""
 
+import json
+
 import pytest
 import torch
 
+from pagoda.arch.registry import spec_for
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.kernels import ops
+from pagoda.planner.memory.tensors import parameter_count
 from tests.models import encoders, tiny
 
 CASES = {
@@ -15,6 +19,9 @@ CASES = {
     "roberta": ("roberta", {"type_vocab_size": 1}),
     "roberta, padding 0": ("roberta", {"pad_token_id": 0}),
     "xlm-roberta": ("xlm-roberta", {}),
+    "modernbert": ("modernbert", {}),
+    "modernbert, every layer sees all": ("modernbert", {"global_attn_every_n_layers": 1}),
+    "nomic": ("nomic", {}),
 }
 LENGTHS = (1, 7, 64, 100)
 
@@ -43,7 +50,7 @@ def test_hidden_states_equal(case: str, packed: bool, tmp_path):
 @pytest.mark.parametrize(
     ("family", "labels"),
     [("bert classifier", 1), ("bert classifier", 5), ("roberta classifier", 3),
-     ("xlm-roberta classifier", 1)],
+     ("xlm-roberta classifier", 1), ("modernbert classifier", 1), ("modernbert classifier", 4)],
 )  # fmt: skip
 def test_logits_of_pairs_equal(family: str, labels: int, tmp_path):
     reference = encoders.make(family, num_labels=labels)
@@ -88,3 +95,16 @@ def test_what_is_not_supported_is_named(changes: dict, message: str, tmp_path):
     reference.save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match=message):
         tiny.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "left_out"),
+    # Poolers that no vector needs; Nomic's is not saved.
+    [("bert", {}, 64 * 65), ("modernbert", {}, 0), ("nomic", {}, 0),
+     ("modernbert classifier", {"num_labels": 3}, 0)],
+)  # fmt: skip
+def test_parameters_are_those_of_transformers(family, changes, left_out):
+    model = encoders.make(family, **changes)
+    config = json.loads(model.config.to_json_string())
+    spec = spec_for({**config, "architectures": [type(model).__name__]}, {}, ())
+    assert parameter_count(spec) == model.num_parameters() - left_out

@@ -72,6 +72,10 @@ CONFIG_ARCHITECTURES = Registry(
         "RobertaForSequenceClassification": "bert:roberta_classifier_from_config",
         "XLMRobertaModel": "bert:roberta_from_config",
         "XLMRobertaForSequenceClassification": "bert:roberta_classifier_from_config",
+        "ModernBertModel": "modernbert:from_config",
+        "ModernBertForMaskedLM": "modernbert:masked_from_config",
+        "ModernBertForSequenceClassification": "modernbert:classifier_from_config",
+        "NomicBertModel": "nomic_bert:from_config",
     },
     package="pagoda.arch.families",
 )
@@ -109,6 +113,9 @@ GGUF_ARCHITECTURES = Registry(
         "cohere2": "cohere2:from_gguf",
         "olmo2": "olmo2:from_gguf",
         "seed_oss": "seed_oss:from_gguf",
+        "bert": "bert:from_gguf",
+        "modern-bert": "modernbert:from_gguf",
+        "nomic-bert": "nomic_bert:from_gguf",
     },
     package="pagoda.arch.families",
 )
@@ -184,6 +191,8 @@ def _gguf_spec(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mo
         likeness = resembling_gguf(name, metadata, tensor_names, GGUF_ARCHITECTURES)
         raise _unknown(GGUF_ARCHITECTURES, name, likeness)
     spec: ModelSpec = GGUF_ARCHITECTURES.get(name)(metadata, tensor_names)
+    if spec.encoder is not None:
+        return spec
     spec = draft_head_as_found(spec, tensor_names)
     return with_gguf_head(spec, Reader(metadata, "GGUF metadata", f"{name}."), tensor_names)
 

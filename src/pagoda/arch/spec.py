@@ -74,7 +74,7 @@ class AttentionSpec:
     rope: RopeSpec | None
     """None where q and k are not rotated."""
     window: int | None = None
-    """Tokens a query sees, itself included; None sees all."""
+    """Tokens a query sees, itself included; None sees all. An encoder's sees as many behind it."""
     chunked: bool = False
     """A query sees those of its window alone that the text's last multiple of `window` begins."""
     qkv_bias: bool = False
@@ -199,21 +199,33 @@ class LayerSpec:
     by norms of their own."""
     scaled: bool = False
     """The sum behind a sandwiched layer is multiplied by a learned number."""
-    norms: Literal["before", "after", "shared"] = "before"
+    norms: Literal["before", "after", "shared", "sums", "mlp"] = "before"
     """Mixer and feed-forward part have a norm before each; or one after each, of what it gives; or
-    share one, and read the same."""
+    share one, and read the same; or one after each, of what it gives and what it read together; or
+    one before the feed-forward part alone."""
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """What an encoder adds to each token's embedding."""
+    """What sets an encoder apart: what it adds to each token's embedding, and what stands on its
+    last layer."""
 
-    num_positions: int
-    """Rows of the table of learned positions."""
-    num_token_types: int
-    """Rows of the table that tells a pair's texts apart."""
+    num_positions: int = 0
+    """Rows of the table of learned positions; 0 where there is none."""
+    num_token_types: int = 0
+    """Rows of the table that tells a pair's texts apart; 0 where there is none."""
     position_offset: int = 0
     """The row of a text's first token (RoBERTa keeps the first rows for padding)."""
+    embed_norm: bool = True
+    """A norm stands behind the embeddings."""
+    norm_bias: bool = True
+    """Norms have a bias."""
+    final_norm: bool = False
+    """One stands behind the last layer."""
+    head: Literal["tanh", "normed"] = "tanh"
+    """What a classifier reads of a pooled state: tanh(dense(x)), or norm(gelu(dense(x)))."""
+    head_bias: bool = True
+    """The head's dense layer has a bias."""
 
 
 @dataclass(frozen=True)

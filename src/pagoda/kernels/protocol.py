@@ -78,12 +78,20 @@ class Ops(Protocol):
         bias are fp32 [size]."""
 
     def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_start: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """Attention of each request's tokens to all of its tokens, both ways; no cache.
 
         q, k, v [tokens, heads, dim], requests end to end: request i owns rows `query_start[i] :
-        query_start[i + 1]`. Returns q's shape, contiguous.
+        query_start[i + 1]`. With a window a token sees those fewer places away, on either side.
+        Returns q's shape, contiguous.
         """
 
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:

@@ -196,20 +196,37 @@ def _projection_norm(
 
 
 class EncoderAttention(nn.Module):
-    """Every token of a text sees all others; positions are in the embeddings."""
+    """Every token of a text sees all others, or with a window those near it."""
 
-    def __init__(self, context: LayerContext, spec: AttentionSpec, hidden_size: int):
+    def __init__(self, context: LayerContext, spec: AttentionSpec, hidden_size: int, eps: float):
         super().__init__()
         self.spec = spec
-        size = spec.num_heads * spec.head_dim
+        size = spec.head_dim
         heads = context.parallel.share(spec.num_heads, "attention heads")
-        shard = Shard.of_heads(spec.num_heads, (heads,), spec.head_dim)
-        self.qkv = ColumnLinear(context, hidden_size, (shard,) * 3, spec.qkv_bias)
-        self.output = RowLinear(context, size, hidden_size, spec.output_bias)
+        kv_heads = context.parallel.share_kv_heads(spec.num_kv_heads)
+        q = Shard.of_heads(spec.num_heads, (heads,), size)
+        kv = Shard.of_heads(spec.num_kv_heads, (kv_heads,), size)
+        self.qkv = ColumnLinear(context, hidden_size, (q, kv, kv), spec.qkv_bias)
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(context, size, eps)
+            self.k_norm = RMSNorm(context, size, eps)
+        self.rotary = None if spec.rope is None else context.rotary.of(spec.rope)
+        self.output = RowLinear(context, spec.num_heads * size, hidden_size, spec.output_bias)
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        q, k, v = self.qkv(hidden_states).unflatten(-1, (3, -1, self.spec.head_dim)).unbind(1)
-        attended = ops.encoder_attention(q, k, v, batch.query_start, scale=self.spec.scale)
+        spec = self.spec
+        parts = self.qkv(hidden_states).split(self.qkv.sizes, dim=-1)
+        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in parts)
+        if spec.qk_norm:
+            q, k = self.q_norm(q.contiguous()), self.k_norm(k.contiguous())
+        if self.rotary is not None:
+            q, k = ops.rotary(q, k, *self.rotary.at(batch))
+        group = q.shape[1] // k.shape[1]
+        if group > 1:
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        attended = ops.encoder_attention(
+            q, k, v, batch.query_start, scale=spec.scale, window=spec.window
+        )
         output: torch.Tensor = self.output(attended.flatten(1))
         return output

@@ -26,7 +26,7 @@ def resolve_encoder(
         length = spec.max_position
         reasons.append(Reason("max_model_len", length, "the model's own"))
     positions = encoder.num_positions - encoder.position_offset
-    if not 1 <= length <= positions:
+    if encoder.num_positions and not 1 <= length <= positions:
         raise ConfigError(
             f"--max-model-len {length} must be between 1 and {positions}: this encoder has learned "
             "no more positions."

@@ -218,14 +218,16 @@ def test_chunks_and_images(device, chunked, image):
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("dim", [6, 32, 72])
-def test_encoder_attention(device, dtype, dim):
+@pytest.mark.parametrize("window", [None, 1, 5])
+def test_encoder_attention(device, dtype, dim, window):
     generator = torch.Generator().manual_seed(1)
     starts = torch.tensor([0, 3, 3, 40, 41], dtype=torch.int32)
     qkv = torch.randn(44, 3, 2, dim, generator=generator).to(dtype)
     q, k, v = qkv.unbind(1)
-    expected = ref_encoder_attention(q.float(), k.float(), v.float(), starts, scale=0.3)
+    how = {"scale": 0.3, "window": window}
+    expected = ref_encoder_attention(q.float(), k.float(), v.float(), starts, **how)
     out = attention.encoder_attention(
-        q.to(device), k.to(device), v.to(device), starts.to(device), scale=0.3
+        q.to(device), k.to(device), v.to(device), starts.to(device), **how
     )
     tolerance = TOLERANCE[dtype]
     torch.testing.assert_close(out.cpu().float(), expected, rtol=tolerance, atol=tolerance)

@@ -23,6 +23,12 @@ def test_known_sizes():
     assert parameter_count(classifier) == 22_713_216 + 385
 
 
+def test_positions_that_turn_have_no_end():
+    spec = spec_for({**MINILM, "architectures": ["NomicBertModel"]}, {}, ())
+    resolution = resolve(configure(model={"max_model_len": 4096}), spec, {}, machine())
+    assert resolution.config.model.max_model_len == 4096
+
+
 def test_an_encoder_has_no_kv_and_takes_texts_whole():
     resolution = resolved()
     config, plan = resolution.config, resolution.plan

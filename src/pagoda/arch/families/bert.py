@@ -1,9 +1,18 @@
 """BERT, RoBERTa and XLM-RoBERTa (arXiv 1810.04805, 1907.11692, 1911.02116): encoders that give
 vectors, or with a head the scores of a classifier or cross-encoder."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.families.encoders import (
+    attention_of,
+    encoder_activation,
+    encoder_attention,
+    gguf_head_rules,
+    gguf_pooling,
+    gguf_rules,
+    token_types,
+)
 from pagoda.arch.heads import classifier_pooling
 from pagoda.arch.names import linear_rules
 from pagoda.arch.read import (
@@ -17,8 +26,6 @@ from pagoda.arch.read import (
     config_reader,
 )
 from pagoda.arch.spec import (
-    Activation,
-    AttentionSpec,
     EncoderSpec,
     LayerSpec,
     MlpSpec,
@@ -27,12 +34,6 @@ from pagoda.arch.spec import (
     WeightRule,
 )
 from pagoda.base.errors import UnsupportedModelError
-
-# transformers' names; gelu_new and gelu_pytorch_tanh are the same formula.
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "silu": "silu",
-}  # fmt: skip
 
 
 def bert_from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -49,6 +50,34 @@ def roberta_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def roberta_classifier_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return _encoder(config, "RobertaForSequenceClassification", "roberta.", roberta=True)
+
+
+def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    """A BERT or a RoBERTa, whose first positions llama.cpp's converter has cut off."""
+    reader = Reader(metadata, "GGUF metadata", "bert.")
+    tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
+    hidden = reader.integer("embedding_length", MAX_WIDTH)
+    heads = reader.integer("attention.head_count", MAX_HEADS)
+    width = reader.integer("feed_forward_length", MAX_WIDTH)
+    num_positions = reader.integer("context_length", MAX_CONTEXT)
+    attention = attention_of(hidden, heads, None, bias=True, reader=reader)
+    layer = LayerSpec(attention, MlpSpec(width, "gelu", bias=True, gated=False), norms="sums")
+    pooling = gguf_pooling(reader, tensor_names, "cls")
+    rules = gguf_rules(tensor_names, bias=True, tables=True)
+    return ModelSpec(
+        architecture="BertForSequenceClassification" if pooling.labels else "BertModel",
+        vocab_size=len(tokenizer.listed("tokens")),
+        hidden_size=hidden,
+        layers=(layer,) * reader.integer("block_count", MAX_LAYERS),
+        norm_eps=reader.number("attention.layer_norm_epsilon", 1e-12, below=1.0),
+        tie_word_embeddings=True,
+        max_position=num_positions,
+        dtype="float32",
+        weights=(*rules, *(gguf_head_rules() if pooling.labels else ())),
+        encoder=EncoderSpec(num_positions, token_types(tokenizer)),
+        writes_text=False,
+        pooling=pooling,
+    )
 
 
 def _encoder(
@@ -88,22 +117,10 @@ def _encoder(
 
 def _layer(reader: Reader) -> LayerSpec:
     _check_plain(reader)
-    hidden = reader.integer("hidden_size", MAX_WIDTH)
-    heads = reader.integer("num_attention_heads", MAX_HEADS)
-    if hidden % heads:
-        raise reader.error("hidden_size", f"is {hidden}, which {heads} heads cannot share equally")
-    size = hidden // heads
-    attention = AttentionSpec(
-        "encoder", heads, heads, size, size**-0.5, None, qkv_bias=True, output_bias=True
-    )
-    name = reader.text("hidden_act", "gelu")
-    if name not in _ACTIVATIONS:
-        raise UnsupportedModelError(
-            f"config.json asks for the activation {name!r}; encoders have "
-            f"{', '.join(_ACTIVATIONS)} here."
-        )
+    attention = encoder_attention(reader, None, bias=True)
     width = reader.integer("intermediate_size", MAX_WIDTH)
-    return LayerSpec(attention, MlpSpec(width, _ACTIVATIONS[name], bias=True, gated=False))
+    mlp = MlpSpec(width, encoder_activation(reader, "hidden_act"), bias=True, gated=False)
+    return LayerSpec(attention, mlp, norms="sums")
 
 
 def _check_plain(reader: Reader) -> None:

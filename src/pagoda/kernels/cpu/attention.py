@@ -150,13 +150,21 @@ class CpuAttention:
         return out
 
     def encoder_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        query_start: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
     ) -> Tensor:
         """As `Ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts for this
         call: in blocks where there is one text (a picture), else each alone."""
         if q.shape[-1] % 2:
-            return reference.encoder_attention(q, k, v, query_start, scale=scale)
+            return reference.encoder_attention(q, k, v, query_start, scale=scale, window=window)
         lens = query_start.diff()
+        sees_until = None if window is None else _ends_of_sight(query_start, window)
         if len(lens) == 1:
             # 1.5 times as fast as keys alone (2048 tokens, 16 heads of 64), with the same bits.
             pad = -len(k) % _KEY_BLOCK
@@ -169,7 +177,16 @@ class CpuAttention:
             table = query_start[:-1, None] + torch.arange(longest, dtype=torch.int32)
             k_cache, v_cache = k.unsqueeze(2).contiguous(), v.unsqueeze(2)
         return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
-                                    scale=scale, both_ways=True)  # fmt: skip
+                                    scale=scale, window=window, sees_until=sees_until,
+                                    both_ways=window is None)  # fmt: skip
+
+
+def _ends_of_sight(query_start: Tensor, window: int) -> Tensor:
+    """Behind the last of its text's tokens that each one sees: int32 [tokens]."""
+    lens = query_start.diff()
+    starts, ends = (x.repeat_interleave(lens) for x in (query_start[:-1], lens))
+    places = torch.arange(len(starts), dtype=torch.int32) - starts
+    return torch.minimum(places + window, ends)
 
 
 def _rotary_dim(cos_sin: Tensor | None, dim: int) -> int:

@@ -9,7 +9,13 @@ Tensor = torch.Tensor
 
 
 def encoder_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """As `Ops.encoder_attention`."""
     out = q.new_zeros(q.shape)
@@ -17,6 +23,14 @@ def encoder_attention(
     for begin, end in pairwise(query_start.tolist()):
         if end > begin:
             one, keys, values = (x[None, begin:end].transpose(1, 2) for x in (q, k, v))
-            attended = F.scaled_dot_product_attention(one, keys, values, scale=scale)
+            mask = None if window is None else _near(end - begin, window, q.device)
+            attended = F.scaled_dot_product_attention(
+                one, keys, values, attn_mask=mask, scale=scale
+            )
             out[begin:end] = attended[0].transpose(0, 1)
     return out
+
+
+def _near(count: int, window: int, device: torch.device) -> Tensor:
+    places = torch.arange(count, device=device)
+    return (places[:, None] - places).abs() < window

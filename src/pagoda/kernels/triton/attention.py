@@ -156,7 +156,13 @@ def _read_as(storage: str, target: int) -> str:
 
 
 def encoder_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """As `ops.encoder_attention`."""
     (tokens, heads, dim), reqs = q.shape, query_start.shape[0] - 1
@@ -164,7 +170,7 @@ def encoder_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     _encoder_attention[(tokens // form.rows + reqs + 1, heads)](
         out, q, k, v, query_start, tokens, reqs, heads * dim, *q.stride()[:2], *k.stride()[:2],
-        *v.stride()[:2], scale, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
+        *v.stride()[:2], scale, window or 0, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
         ROWS=form.rows, KEYS=form.keys, num_warps=form.warps, num_stages=form.stages,
     )  # fmt: skip
     return out
@@ -394,7 +400,7 @@ def _paged_attention(
 @triton.jit(do_not_specialize=_CHANGING)
 def _encoder_attention(
     out, q, k, v, query_start, num_tokens, num_reqs, out_row, q_row, q_head, k_row, k_head,
-    v_row, v_head, scale,
+    v_row, v_head, scale, window,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -414,7 +420,11 @@ def _encoder_attention(
         queries = tl.load(q + line[:, None] * q_row + head * q_head + dims[None, :],
                           mask=inside, other=0)  # fmt: skip
         top = tl.full((ROWS,), float("-inf"), tl.float32)
-        for start in range(0, count, KEYS):
+        first_key, keys_end = 0, count
+        if window > 0:
+            first_key = tl.maximum(first_token - window + 1, 0) // KEYS * KEYS
+            keys_end = tl.minimum(first_token + ROWS - 1 + window, count)
+        for start in range(first_key, keys_end, KEYS):
             at = start + tl.arange(0, KEYS)
             row = (begin + at).to(tl.int64)
             seen = at < count
@@ -423,7 +433,10 @@ def _encoder_attention(
             values = tl.load(v + row[:, None] * v_row + head * v_head + dims[None, :],
                              mask=seen[:, None] & (dims[None, :] < DIM), other=0)  # fmt: skip
             logits = tl.dot(queries, keys, input_precision="ieee") * (scale * _LOG2E)
-            logits = tl.where(seen[None, :], logits, float("-inf"))
+            visible = seen[None, :]
+            if window > 0:
+                visible &= tl.abs(token[:, None] - at[None, :]) < window
+            logits = tl.where(visible, logits, float("-inf"))
             top, total, acc = absorb(logits, values, top, total, acc)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     places = line[:, None] * out_row + head * DIM + dims[None, :]

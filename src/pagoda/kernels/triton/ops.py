@@ -124,11 +124,17 @@ def paged_attention(
 
 
 def encoder_attention(
-    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_start: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """As `Ops.encoder_attention`."""
     form = torch_encoder if _without_tensor_cores(q) or q.shape[-1] % 2 else attention
-    attended: Tensor = form.encoder_attention(q, k, v, query_start, scale=scale)
+    attended: Tensor = form.encoder_attention(q, k, v, query_start, scale=scale, window=window)
     return attended
 
 

@@ -15,6 +15,7 @@ from pagoda.arch.spec import (
     DeltaNetSpec,
     DraftHeadSpec,
     Eagle3Spec,
+    EncoderSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,
@@ -102,20 +103,17 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     hidden, vocab = spec.hidden_size, spec.vocab_size
     vocabulary = (Part(vocab, vocab),)
     found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]
+    norm_bias = spec.encoder is not None and spec.encoder.norm_bias
     if spec.encoder is not None:
-        tables = {"positions": spec.encoder.num_positions, "types": spec.encoder.num_token_types}
-        for name, rows in tables.items():
-            found.append(ModelTensor(f"{name}.weight", (rows, hidden), "table"))
-        found += _norm("embed_norm", hidden, bias=True)
+        found += _encoder(spec.encoder, hidden)
     for index, layer in enumerate(spec.layers):
-        prefix = f"layers.{index}."
-        found += _layer(layer, hidden, prefix, index, norm_bias=spec.encoder is not None)
+        found += _layer(layer, hidden, f"layers.{index}.", index, norm_bias)
     if spec.layer_inputs is not None:
         found += _layer_inputs(spec.layer_inputs, len(spec.layers), hidden)
     if spec.altup is not None:
         found += _altup(spec.altup, len(spec.layers), hidden)
-    if spec.encoder is None:
-        found += _norm("norm", hidden)
+    if spec.encoder is None or spec.encoder.final_norm:
+        found += _norm("norm", hidden, bias=norm_bias)
     if not spec.tie_word_embeddings and spec.encoder is None:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
@@ -125,6 +123,14 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     if spec.draft_head is not None and spec.drafts:
         found += _draft_head(spec.draft_head, hidden, vocabulary)
     return found
+
+
+def _encoder(spec: EncoderSpec, hidden: int) -> Iterator[ModelTensor]:
+    for name, rows in (("positions", spec.num_positions), ("types", spec.num_token_types)):
+        if rows:
+            yield ModelTensor(f"{name}.weight", (rows, hidden), "table")
+    if spec.embed_norm:
+        yield from _norm("embed_norm", hidden, bias=spec.norm_bias)
 
 
 def _norm(
@@ -163,8 +169,9 @@ def _layer(
     layer: LayerSpec, hidden: int, prefix: str, index: int | None, norm_bias: bool = False
 ) -> Iterator[ModelTensor]:
     after = layer.norms == "after"
-    first = "attention_result_norm" if after else "attention_norm"
-    yield from _norm(prefix + first, hidden, bias=norm_bias, layer=index)
+    if layer.norms != "mlp":
+        first = "attention_result_norm" if after else "attention_norm"
+        yield from _norm(prefix + first, hidden, bias=norm_bias, layer=index)
     if isinstance(layer.mixer, AttentionSpec) and layer.mixer.latent is not None:
         yield from _latent_attention(
             layer.mixer, layer.mixer.latent, hidden, prefix + "attention.", index
@@ -382,7 +389,9 @@ def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
     if spec.encoder is None:
         yield from _linear("score", _rows(labels), hidden)
         return
-    yield from _linear("dense", _rows(hidden), hidden, bias=True)
+    yield from _linear("dense", _rows(hidden), hidden, bias=spec.encoder.head_bias)
+    if spec.encoder.head == "normed":
+        yield from _norm("head_norm", hidden, bias=spec.encoder.norm_bias)
     yield from _linear("classifier", _rows(labels), hidden, bias=True)
 
 

@@ -1,0 +1,96 @@
+"""Encoders: BERT (arXiv 1810.04805), RoBERTa (1907.11692), Nomic's (2402.01613) and ModernBERT
+(2412.13663), with or without a classifier."""
+
+import torch
+from torch import nn
+
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.kernels import ops
+from pagoda.layers.attention import EncoderAttention
+from pagoda.layers.batch import ForwardBatch
+from pagoda.layers.context import LayerContext
+from pagoda.layers.embedding import VocabTable
+from pagoda.layers.linear import replicated
+from pagoda.layers.mlp import GatedMlp, Mlp
+from pagoda.layers.norm import CenteredNorm, LayerNorm
+from pagoda.models.base import Model
+
+
+def _norm(context: LayerContext, spec: ModelSpec) -> LayerNorm | CenteredNorm:
+    assert spec.encoder is not None
+    kind = LayerNorm if spec.encoder.norm_bias else CenteredNorm
+    return kind(context, spec.hidden_size, spec.norm_eps)
+
+
+class EncoderLayer(nn.Module):
+    """norm(x + attention(x)), then norm(x + mlp(x)); or x + attention(norm(x)), then
+    x + mlp(norm(x)), whose first norm the first layer may be without."""
+
+    def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec):
+        super().__init__()
+        assert isinstance(layer.mixer, AttentionSpec) and layer.mlp is not None
+        hidden = spec.hidden_size
+        self.norms = layer.norms
+        if layer.norms != "mlp":
+            self.attention_norm = _norm(context, spec)
+        self.attention = EncoderAttention(context, layer.mixer, hidden, spec.norm_eps)
+        self.mlp_norm = _norm(context, spec)
+        mlp = GatedMlp if layer.mlp.gated else Mlp
+        self.mlp = mlp(context, layer.mlp, hidden)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """[tokens, hidden] -> [tokens, hidden]."""
+        if self.norms == "sums":
+            x = self.attention_norm(self.attention(x, batch), x)
+            out: torch.Tensor = self.mlp_norm(self.mlp(x), x)
+            return out
+        normed = x if self.norms == "mlp" else self.attention_norm(x)
+        x = x + self.attention(normed, batch)
+        out = x + self.mlp(self.mlp_norm(x))
+        return out
+
+
+class Encoder(Model):
+    def __init__(self, spec: ModelSpec, context: LayerContext):
+        super().__init__(spec, context)
+        encoder = spec.encoder
+        assert encoder is not None
+        hidden = spec.hidden_size
+        self.encoder = encoder
+        self.embed = VocabTable(context, spec.vocab_size, hidden)
+        # Too small to be worth an exchange between ranks.
+        if encoder.num_positions:
+            self.positions = VocabTable(context.whole, encoder.num_positions, hidden)
+        if encoder.num_token_types:
+            self.types = VocabTable(context.whole, encoder.num_token_types, hidden)
+        self.embed_norm = _norm(context, spec)
+        self.layers = nn.ModuleList(EncoderLayer(context, spec, layer) for layer in spec.layers)
+        if encoder.final_norm:
+            self.norm = _norm(context, spec)
+        if spec.pooling.labels:
+            self.dense = replicated(context, hidden, hidden, bias=encoder.head_bias)
+            if encoder.head == "normed":
+                self.head_norm = _norm(context, spec)
+            self.classifier = replicated(context, hidden, len(spec.pooling.labels), bias=True)
+
+    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+        """Hidden states [tokens, hidden_size] of the last layer."""
+        x: torch.Tensor = self.embed(batch.token_ids)
+        if self.encoder.num_positions:
+            x = x + self.positions(batch.positions + self.encoder.position_offset)
+        if self.encoder.num_token_types:
+            assert batch.token_types is not None
+            x = x + self.types(batch.token_types.clamp(max=self.encoder.num_token_types - 1))
+        x = self.embed_norm(x)
+        for layer in self.layers:
+            x = layer(x, batch)
+        return self.norm(x) if self.encoder.final_norm else x
+
+    def classify(self, pooled: torch.Tensor) -> torch.Tensor:
+        inner = self.dense(pooled)
+        if self.encoder.head == "tanh":
+            inner = torch.tanh(inner)
+        else:
+            inner = self.head_norm(ops.activate(inner, "gelu"))
+        out: torch.Tensor = self.classifier(inner)
+        return out
