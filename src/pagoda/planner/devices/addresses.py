@@ -12,7 +12,8 @@ _MORE = 640 << 20
 
 def needed_addresses(plan: MemoryPlan, file_bytes: int) -> int:
     """Bytes of them, with a mapped checkpoint of `file_bytes`."""
-    return file_bytes + plan.total + _MORE
+    on_disk = plan.placement.nbytes if plan.on_host else 0
+    return file_bytes + plan.total + on_disk + _MORE
 
 
 def check_addresses(plan: MemoryPlan, file_bytes: int, limit: int | None) -> None:
