@@ -52,6 +52,7 @@ def model(request, folders) -> Path:
 def cache(tmp_path, monkeypatch) -> Path:
     """Where the experts' files go."""
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(expert_files, "is_memory", lambda folder: False)  # as /tmp may be
     return tmp_path / "cache/experts"
 
 
@@ -208,6 +209,20 @@ def test_a_disk_that_fills_up_meanwhile(folders, cache, monkeypatch):
     with pytest.raises(CapacityError, match="experts cannot be written.*No space left"):
         start(config)
     assert not files_in(cache)
+
+
+def test_a_disk_whose_files_cannot_be_mapped(folders, cache, monkeypatch):
+    config = configure(folders["qwen3_moe"])
+    shrink(monkeypatch, config)
+
+    def refused(self, path, files):
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr("pagoda.quant.experts.PackedExpertFormat.map", refused)
+    for _ in range(2):  # what was written, and what is found
+        with pytest.raises(CapacityError, match="cannot be mapped: No such device.*PAGODA_CACHE"):
+            start(config)
+    assert len(files_in(cache)) == 1
 
 
 def test_models_that_could_leave_go_first(folders, cache, monkeypatch):

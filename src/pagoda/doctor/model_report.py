@@ -106,8 +106,8 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
             for row in plan.rows()
         ]
         found["memory_total"] = plan.total
-        elsewhere = "disk" if plan.on_host else "host_memory"
-        found |= {"host_memory": 0, "disk": 0, elsewhere: plan.placement.nbytes}
+        found["host_memory"] = plan.placement.nbytes - plan.on_disk
+        found["disk"] = plan.on_disk
         found["kv_tokens"] = plan.kv_tokens
         found["kv_bytes_per_token"] = plan.kv_bytes_per_token
         found["max_model_len"] = plan.max_model_len

@@ -86,10 +86,9 @@ def device_speeds(
     if hardware.gpu is not None:
         own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
         return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
-    reads = resolution.plan.placement.nbytes > 0
     if measured is None or hardware.facts.device != "cpu" or ranks > 1:
         return ()
-    return () if reads and measured.disk is None else (measured,)
+    return () if resolution.plan.on_disk and measured.disk is None else (measured,)
 
 
 def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:

@@ -18,15 +18,17 @@ def streaming_findings(made: Answer, disk_speed: float | None) -> tuple[Finding,
     fix = "More free memory, a version in fewer bits, or a faster disk makes it faster."
     found = [Finding("disk", "WARN", text, fix)]
     folder = expert_files_dir()
-    free, nbytes = free_bytes(folder), plan.placement.nbytes
-    if free is not None and free < nbytes:
-        text = f"{folder} is to have {format_bytes(nbytes)} of experts, and {format_bytes(free)}"
-        fix = "Free some, or set PAGODA_CACHE to a folder of another disk."
-        found.append(Finding("disk", "WARN", f"{text} are free on its disk", fix))
+    free = free_bytes(folder)
+    if free is not None and free < plan.on_disk:
+        text = (
+            f"The first start writes {format_bytes(plan.on_disk)} of experts to {folder}, whose "
+            f"disk has {format_bytes(free)} free"
+        )
+        fix = "Free some before it, or set PAGODA_CACHE to a folder of another disk."
+        found.append(Finding("disk", "WARN", text, fix))
     return tuple(found)
 
 
 def streams(made: Answer) -> bool:
     """Whether experts are read from disk."""
-    on_cpu = made.hardware.facts.device == "cpu"
-    return on_cpu and made.resolution is not None and made.resolution.plan.placement.nbytes > 0
+    return made.resolution is not None and made.resolution.plan.on_disk > 0

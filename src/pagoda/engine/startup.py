@@ -37,7 +37,7 @@ from pagoda.engine.start.phases import Phases, Report, memory_guard
 from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
-from pagoda.engine.start.streamed import reads_from_disk, speed_of_disk, streamed_experts
+from pagoda.engine.start.streamed import speed_of_disk, streamed_experts
 from pagoda.kernels import cpu
 from pagoda.planner.draft_model import beside
 from pagoda.planner.memory.assumed import dummy_of
@@ -120,7 +120,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     with phases.timed("plan"):
         resolution = plan_engine(start.config, start.files, spec, facts, room, start.draft)
         phases.ledger.plan(resolution)
-    if reads_from_disk(resolution):
+    if resolution.plan.on_disk:
         log.warning("%s", speed_of_disk(resolution, start.files, spec))
     if ranks is not None:
         ranks.load(_rank_setup(resolution))
@@ -216,7 +216,7 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     dummy = dummy_of(spec, files.config) if config.dummy else None
     weights = None if dummy is not None else checkpoint_of(files, spec, config)
     place: str | HostWeights | StreamedExperts
-    if reads_from_disk(resolution):
+    if resolution.plan.on_disk:
         place = streamed_experts(resolution, files, spec)
     else:
         place = device.place_of(resolution.plan.placement.params)
@@ -237,7 +237,8 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
         log.info("Scales of the fp8 KV cache: %s.", libraries.load_kv_scales(model, weights))
     if not isinstance(place, str):
         device.give_back()  # what the weights passed through
-        ledger.measured["on disk" if device.name == "cpu" else "in host memory"] = place.nbytes
+        where = "on disk" if resolution.plan.on_disk else "in host memory"
+        ledger.measured[where] = place.nbytes
     ledger.measured["weights"] = device.memory_used() - before
     return model
 

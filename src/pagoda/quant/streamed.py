@@ -22,16 +22,16 @@ class StreamedExperts:
         """Bytes that are mapped so far."""
 
     def find(self, param: str, experts: PackedExpertFormat) -> bool:
-        """Map them, as an earlier start has written them; False where none has."""
+        """Map them, as an earlier start has written them; False where none has. CapacityError where
+        that cannot be."""
         path = self._path(param, experts)
         if not path.is_file() or path.stat().st_size != experts.file_bytes:
             return False
-        experts.map(path, self._folder)
-        self.nbytes += experts.nbytes
+        self._map(path, experts)
         return True
 
     def keep(self, param: str, experts: PackedExpertFormat) -> None:
-        """Write what is loaded, and map it. CapacityError where it cannot be written."""
+        """Write what is loaded, and map it. CapacityError where that cannot be."""
         path = self._path(param, experts)
         try:
             with whole_file(path, 0o600) as file:
@@ -42,7 +42,16 @@ class StreamedExperts:
                 f"{error.strerror}. Free some room there, or set PAGODA_CACHE to a folder of "
                 "another disk."
             ) from error
-        experts.map(path, self._folder)
+        self._map(path, experts)
+
+    def _map(self, path: Path, experts: PackedExpertFormat) -> None:
+        try:
+            experts.map(path, self._folder)
+        except OSError as error:
+            raise CapacityError(
+                f"{path} cannot be mapped: {error.strerror}. Set PAGODA_CACHE to a folder of "
+                "another disk."
+            ) from error
         self.nbytes += experts.nbytes
 
     def _path(self, param: str, experts: PackedExpertFormat) -> Path:

@@ -65,7 +65,7 @@ def test_findings(made, monkeypatch):
     assert unknown.text.endswith("How fast the disk reads is not known")
     monkeypatch.setattr(streaming, "free_bytes", lambda folder: 5 * GIB)
     _, short = streaming_findings(made, 1e9)
-    assert "5.00 GiB are free on its disk" in short.text and "PAGODA_CACHE" in short.fix
+    assert short.text.endswith("whose disk has 5.00 GiB free") and "PAGODA_CACHE" in short.fix
 
 
 def test_findings_of_what_is_in_memory(tmp_path):

@@ -19,13 +19,8 @@ if TYPE_CHECKING:  # needs torch
 _SECONDS = 0.25
 
 
-def reads_from_disk(resolution: Resolution) -> bool:
-    plan = resolution.plan
-    return plan.on_host and plan.placement.nbytes > 0
-
-
 def speed_of_disk(resolution: Resolution, files: ModelFiles, spec: ModelSpec) -> str:
-    """What is to be known before such an engine serves, as a sentence."""
+    """How fast such an engine can be, in words."""
     written = sorted(_folder(resolution, files, spec).path.glob("layers.*"))
     file = next(iter([*written, *_weights(resolution, files)]), None)
     return speed_in_words(

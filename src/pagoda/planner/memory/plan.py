@@ -58,6 +58,11 @@ class MemoryPlan:
     """The device is the host: it has all that is in the host's memory, too."""
 
     @property
+    def on_disk(self) -> int:
+        """Bytes of experts that a CPU reads from disk."""
+        return self.placement.nbytes if self.on_host else 0
+
+    @property
     def slab_bytes(self) -> int:
         return slab_bytes(self.groups)
 

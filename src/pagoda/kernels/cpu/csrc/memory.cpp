@@ -23,8 +23,8 @@ namespace {
 constexpr size_t kHugePage = 2 << 20;
 // Addresses, not memory: what no matrix fills is never touched.
 constexpr size_t kRegion = size_t{64} << 20;
-// What Linux reads at least of what it is asked for at once, unless a disk is set to less: of more
-// it may leave the rest out.
+// Linux reads this much of what one call asks for, unless a disk is set to less. Of a longer range
+// it may leave out the rest.
 constexpr size_t kReadAhead = 128 << 10;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }

@@ -48,8 +48,9 @@ class PackedMatrix {
     int64_t nbytes() const;
     const MatrixView& view() const { return view_; }
 
-    // Rows as they lie in a checkpoint, `row_stride` bytes apart; of none from a file. Where the pool has several nodes,
-    // each then has its share of the panels (Pool::first_of) in its own memory.
+    // Rows as they lie in a checkpoint, `row_stride` bytes apart. Where the pool has several nodes,
+    // each then has its share of the panels (Pool::first_of) in its own memory. Throws
+    // std::invalid_argument for a matrix from a file, std::out_of_range for rows that it lacks.
     void load(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride,
               Pool& pool);
     // fp32 [count, columns]: the rows `ids`, which are in range.

@@ -18,9 +18,9 @@ struct ExpertViews {
     int64_t count;
 };
 
-// Asks for experts before their products read them. A product that finds a page missing waits for
-// that page alone, and its thread for nothing else: such a disk has as many things to do at a time
-// as there are threads, and gave 95 to 108 MB/s where it gives 550 to 680 if asked for all.
+// Asks for experts before their products read them. A thread that finds a page missing waits for
+// that one: a disk then has as many things to do at a time as there are threads, which is too few
+// to be fast.
 class ExpertReader {
    public:
     ExpertReader() = default;
