@@ -85,6 +85,10 @@ STATES = Fact(
     has=("pagoda.core.kvcache.checkpoints", "pagoda.layers.delta_net"),
 )
 PRELOADED = Fact("weights are mapped from the file and copied once", has=("pagoda.weights.mapped",))
+MAPPED = Fact(
+    "weights are copied into memory; experts that it has no room for are mapped from disk",
+    has=("pagoda.quant.streamed",),
+)
 NO_PLUGINS = Fact(
     "no code from outside is loaded", lacks=("plugin", "middleware", "cls", "logits_processor")
 )

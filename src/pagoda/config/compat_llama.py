@@ -40,7 +40,7 @@ _MACHINE = (
 
 _MODEL = (
     Compat("--mlock", "-", "later", Fact("weights may be paged out", lacks=("mlock",))),
-    Compat("--mmap", "-", "none", facts.PRELOADED),
+    Compat("--mmap", "-", "none", facts.MAPPED),
     Compat("--direct-io -dio", "-", "none", facts.PRELOADED),
     Compat("--load-mode -lm", "v", "none", facts.PRELOADED),
     Compat("--lazy-mode -lzm", "v", "none", facts.PRELOADED),

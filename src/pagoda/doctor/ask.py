@@ -16,6 +16,7 @@ from pagoda.doctor.machine.load import load_findings
 from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.machine.probe import Machine, probe
 from pagoda.doctor.speeds import draft_model_held, held_by
+from pagoda.doctor.streaming import streaming_findings
 from pagoda.doctor.subject import Subject, find_subject, with_draft_model
 from pagoda.doctor.users import Users, parse_users
 from pagoda.planner.devices.speed import DeviceSpeed
@@ -67,7 +68,8 @@ def answers(
             ),
             name=lambda subject: subject.ref,
         )
-        speed = measured_speed(planned, hardware, measuring)
+        disk_speed = None if machine is None else machine.disk.read_speed
+        speed = measured_speed(planned, hardware, measuring, disk_speed)
     finally:
         if measuring is not None:
             measuring.close()
@@ -75,7 +77,17 @@ def answers(
     if speed is not None and measuring is not None:
         busy = load_findings(measuring.others)
         planned = [replace(made, findings=(*made.findings, *busy)) for made in planned]
-    return [replace(made, findings=(*made.findings, *_loading(made, machine))) for made in planned]
+    return [
+        replace(
+            made,
+            findings=(
+                *made.findings,
+                *streaming_findings(made, disk_speed),
+                *_loading(made, machine),
+            ),
+        )
+        for made in planned
+    ]
 
 
 T = TypeVar("T")
@@ -119,9 +131,12 @@ def _named(config: EngineConfig, subject: Subject) -> EngineConfig:
 
 
 def measured_speed(
-    planned: Sequence[Answer], hardware: Hardware, measuring: Measuring | None
+    planned: Sequence[Answer],
+    hardware: Hardware,
+    measuring: Measuring | None,
+    disk_speed: float | None,
 ) -> DeviceSpeed | None:
-    """The speed of a CPU, for all formats that the plans hold weights in."""
+    """The speed of a CPU, for all formats that the plans hold weights in, with its disk's."""
     if measuring is None or hardware.facts.device != "cpu":
         return None
     storages: set[str] = set()
@@ -130,4 +145,5 @@ def measured_speed(
             held = held_by(drafting(made.subject), made.resolution, hardware)
             held += draft_model_held(made.subject, made.resolution, hardware)
             storages |= {part.storage for part in held if part.tensor.is_matrix}
-    return measuring.ask(sorted(storages)) if storages else None
+    found = measuring.ask(sorted(storages)) if storages else None
+    return None if found is None else replace(found, disk=disk_speed)

@@ -14,6 +14,7 @@ from pagoda.doctor.ask import measured_speed
 from pagoda.doctor.machine.hardware import Hardware, this_machine
 from pagoda.doctor.machine.measure import Measuring
 from pagoda.doctor.machine.probe import probe
+from pagoda.doctor.streaming import streams
 from pagoda.doctor.subject import find_subject, names, with_draft_model
 from pagoda.planner.planned import Advice, PlannedModel, PlanQuestion, Verdict
 
@@ -60,14 +61,16 @@ def planned(question: PlanQuestion) -> PlannedModel:
     measuring = Measuring()
     try:
         subject = with_draft_model(find_subject(config.model), config)
-        hardware = this_machine(probe(subject.file), config.device.device)
+        machine = probe(subject.file)
+        hardware = this_machine(machine, config.device.device)
         made = answer(subject, hardware, config)
-        verdict: Verdict = "fits"
-        if not made.fits:
+        verdict: Verdict = "fits" if made.fits else "too_large"
+        if not made.fits or streams(made):
             roomier = answer(subject, _with_room(hardware, question.freed), config)
-            verdict = "fits_after_unloading" if roomier.fits else "too_large"
-            made = roomier if roomier.fits else made
-        made = with_speed(made, measured_speed([made], hardware, measuring))
+            if roomier.fits and (not made.fits or not streams(roomier)):
+                verdict, made = "fits_after_unloading", roomier
+        speed = measured_speed([made], hardware, measuring, machine.disk.read_speed)
+        made = with_speed(made, speed)
     except PagodaError as error:
         return PlannedModel("unknown", str(error))
     finally:

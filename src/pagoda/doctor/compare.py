@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pagoda.base.units import format_bytes
 from pagoda.doctor.answer import Answer
 from pagoda.doctor.need import needed
+from pagoda.doctor.streaming import streams
 
 _COLUMNS = ("model", "fits", "weights", "KV/token", "context", "KV tokens", "at once", "decode",
             "prompt")  # fmt: skip
@@ -36,9 +37,10 @@ def _row(answer: Answer) -> tuple[str, ...]:
         )  # fmt: skip
         return (answer.subject.ref, "no", *known, *("-",) * (len(_COLUMNS) - 4))
     plan, speed = answer.resolution.plan, answer.speeds and answer.speeds.one
+    fits = "no" if not answer.fits else "disk" if streams(answer) else "yes"
     return (
         answer.subject.ref,
-        "yes" if answer.fits else "no",
+        fits,
         format_bytes(plan.weights),
         format_bytes(plan.kv_bytes_per_token) if plan.groups else "-",
         f"{plan.max_model_len:,}" if plan.groups else "-",

@@ -15,6 +15,7 @@ from pagoda.doctor.guesses_report import guess_lines, guesses_json
 from pagoda.doctor.remedies.search import Remedy
 from pagoda.doctor.speeds import Speeds
 from pagoda.doctor.step_report import step_json, step_lines
+from pagoda.doctor.streaming import streams
 from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.devices.speed import PROMPT_TOKENS, Range
 from pagoda.planner.memory.plan import MemoryPlan
@@ -22,13 +23,14 @@ from pagoda.planner.memory.plan import MemoryPlan
 _BASES = {
     "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
     "captured steps": "at most", "process": "estimate", "staging": "exact",
-    "in host memory": "exact", "draft model": "exact",
+    "in host memory": "exact", "on disk": "exact", "draft model": "exact",
 }  # fmt: skip
 
-_FROM_HEADERS = frozenset(("weights", "staging", "in host memory"))
+_FROM_HEADERS = frozenset(("weights", "staging", "in host memory", "on disk"))
 
-# Reasons that are no flag's: how the checkpoint's weights are stored, and which steps are captured.
-_STORED, _CAPTURED = "quantization", "captured_prompts"
+# Reasons that are no flag's: how the checkpoint's weights are stored, which steps are captured, and
+# which experts are read from disk.
+_STORED, _CAPTURED, _ON_DISK = "quantization", "captured_prompts", "experts_on_disk"
 
 
 def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> list[str]:
@@ -104,7 +106,8 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
             for row in plan.rows()
         ]
         found["memory_total"] = plan.total
-        found["host_memory"] = plan.placement.nbytes
+        found["host_memory"] = plan.placement.nbytes - plan.on_disk
+        found["disk"] = plan.on_disk
         found["kv_tokens"] = plan.kv_tokens
         found["kv_bytes_per_token"] = plan.kv_bytes_per_token
         found["max_model_len"] = plan.max_model_len
@@ -274,6 +277,8 @@ def _flags(answer: Answer, why: bool) -> list[str]:
             out.append(f"  weights are {reason.value}: {reason.why}")
         elif reason.field == _CAPTURED:
             out.append(f"  prompts are captured up to {reason.value:,} {reason.why}")
+        elif reason.field == _ON_DISK:
+            out.append(f"  experts of {reason.value} are read from disk: {reason.why}")
     for flag in flags:
         size = f" ({format_bytes(flag.value)})" if flag.name.endswith("_bytes") else ""
         out.append(f"  {_typed(flag)}{size}: {flag.why}")
@@ -305,8 +310,9 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     if answer.fits:
         once = " once its files are there" if answer.subject.missing else ""
         out = [f"It runs {where}{once}:", INDENT + answer.command]
+        also = "It would be all in memory with" if streams(answer) else "It also runs with"
         for remedy in remedies:
-            out += [f"It also runs with {remedy.words}:", INDENT + remedy.command]
+            out += [f"{also} {remedy.words}:", INDENT + remedy.command]
         return out + key_note(answer.command)
     out = [f"It does not fit {where}."]
     if answer.problem:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.doctor.answer import Answer
 from pagoda.planner.memory.plan import MemoryPlan
-from pagoda.planner.memory.pool import CPU_RESERVE
+from pagoda.planner.memory.pool import usable_bytes
 from pagoda.planner.resolve import resolve
 
 _ENDLESS = 1 << 60
@@ -31,7 +31,4 @@ def needed(made: Answer) -> MemoryPlan | None:
 
 def usable(made: Answer) -> int:
     """Bytes of one device that the plan may take."""
-    facts = made.hardware.facts
-    share = int(facts.total_memory * made.config.cache.gpu_memory_utilization)
-    reserve = CPU_RESERVE if facts.device == "cpu" else 0
-    return max(0, min(share, facts.free_memory - reserve))
+    return max(0, usable_bytes(made.config, made.hardware.facts))

@@ -86,9 +86,9 @@ def device_speeds(
     if hardware.gpu is not None:
         own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
         return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
-    if measured is not None and hardware.facts.device == "cpu" and ranks == 1:
-        return (measured,)
-    return ()
+    if measured is None or hardware.facts.device != "cpu" or ranks > 1:
+        return ()
+    return () if resolution.plan.on_disk and measured.disk is None else (measured,)
 
 
 def held_by(subject: Subject, resolution: Resolution, hardware: Hardware) -> list[HeldWeight]:

@@ -7,7 +7,7 @@ hash of the model and of all that its KV depends on.
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout
 from pagoda.engine.kv_journal import MAGIC, Bytes, Entry, Journal
 from pagoda.planner.resolved import ResolvedModel
 from pagoda.weights.files import ModelFiles
+from pagoda.weights.identity import add_identity
 
 log = get_logger(__name__)
 
@@ -33,9 +34,6 @@ _LEAST_BYTES, _MANY, _MOST_BYTES = 4 << 20, 256, 32 << 20
 # their reply before.
 _SETTLED_STEPS = 256
 _MOST_WAITING = 1 << 16
-# Of each weight file so many pieces are hashed, beside its size: reading all of it takes as long
-# as loading it.
-_SAMPLES, _SAMPLE_BYTES = 64, 1 << 14
 _NO_PARENT = bytes(32)
 
 
@@ -216,7 +214,7 @@ def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> 
     digest = hashlib.sha256(f"{MAGIC!r} {contents}".encode())
     for files in models:
         for path in files.weight_paths():
-            _sample(path, digest.update)
+            add_identity(path, digest.update)
     path = Path(folder).expanduser()
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -225,12 +223,3 @@ def kv_disk(folder: str, max_bytes: int, contents: str, *models: ModelFiles) -> 
     if not os.access(path, os.W_OK):
         raise ConfigError(f"--kv-disk {folder} cannot be written to.")
     return KvDisk(path / digest.hexdigest()[:32], max_bytes)
-
-
-def _sample(path: Path, update: Callable[[bytes], None]) -> None:
-    size = path.stat().st_size
-    update(f"{path.name} {size}".encode())
-    with path.open("rb") as file:
-        for number in range(_SAMPLES):
-            file.seek(number * max(0, size - _SAMPLE_BYTES) // (_SAMPLES - 1))
-            update(file.read(_SAMPLE_BYTES))

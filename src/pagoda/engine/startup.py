@@ -37,6 +37,7 @@ from pagoda.engine.start.phases import Phases, Report, memory_guard
 from pagoda.engine.start.planned import plan_engine
 from pagoda.engine.start.progress import WEIGHTS_PHASE
 from pagoda.engine.start.speculation import make_speculator
+from pagoda.engine.start.streamed import speed_of_disk, streamed_experts
 from pagoda.kernels import cpu
 from pagoda.planner.draft_model import beside
 from pagoda.planner.memory.assumed import dummy_of
@@ -50,6 +51,8 @@ from pagoda.weights.source import resolve_model
 
 if TYPE_CHECKING:  # torch comes in on a thread, while the headers are read
     from pagoda.models.base import Model
+    from pagoda.quant.host import HostWeights
+    from pagoda.quant.streamed import StreamedExperts
     from pagoda.runtime.adapters import ResidentAdapters
     from pagoda.runtime.device import Device
     from pagoda.runtime.runner import ModelRunner
@@ -118,6 +121,8 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     with phases.timed("plan"):
         resolution = plan_engine(start.config, start.files, spec, facts, room, start.draft)
         phases.ledger.plan(resolution)
+    if resolution.plan.on_disk:
+        log.warning("%s", speed_of_disk(resolution, start.files, spec))
     if ranks is not None:
         ranks.load(_rank_setup(resolution))
     if device is None:
@@ -227,7 +232,11 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     libraries, ledger, ranks = start.libraries.result(), start.phases.ledger, start.ranks
     dummy = dummy_of(spec, files.config) if config.dummy else None
     weights = None if dummy is not None else checkpoint_of(files, spec, config)
-    place = device.place_of(resolution.plan.placement.params)
+    place: str | HostWeights | StreamedExperts
+    if resolution.plan.on_disk:
+        place = streamed_experts(resolution, files, spec)
+    else:
+        place = device.place_of(resolution.plan.placement.params)
     ledger.measured["process"] = anonymous_bytes()
     before = device.memory_used()
     with start.phases.timed(WEIGHTS_PHASE), memory_guard("loading the weights", resolution):
@@ -245,7 +254,8 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
         log.info("Scales of the fp8 KV cache: %s.", libraries.load_kv_scales(model, weights))
     if not isinstance(place, str):
         device.give_back()  # what the weights passed through
-        ledger.measured["in host memory"] = place.nbytes
+        where = "on disk" if resolution.plan.on_disk else "in host memory"
+        ledger.measured[where] = place.nbytes
     ledger.measured["weights"] = device.memory_used() - before
     return model
 

@@ -187,6 +187,7 @@ can_pack = packing.can_pack
 packed_storages = packing.packed_storages
 packed_matrix = packing.packed_matrix
 load_packed = packing.load_packed
+mapped_packed = packing.mapped_packed
 settle_packed = packing.settle_packed
 packed_matmul = packing.packed_matmul
 packed_rows = packing.packed_rows

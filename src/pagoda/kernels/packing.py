@@ -1,6 +1,7 @@
 """Matrices in the checkpoint's own bits, in the form of a CPU's kernels or of a GPU's."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -50,6 +51,12 @@ def settle_packed(matrix: Any) -> None:
     """Called when all rows of a packed matrix are loaded."""
     if isinstance(matrix, GpuMatrix):
         matrix.settle()
+
+
+def mapped_packed(matrix: Any, path: Path, offset: int) -> Any:
+    """A CPU's packed matrix as this one, with `panels` mapped from a file; OSError where that
+    cannot be."""
+    return cpu.mapped_matrix(matrix.storage, matrix.rows, matrix.columns, path, offset)
 
 
 def on_gpu(operand: Any) -> bool:

@@ -15,7 +15,7 @@ from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.norm import Vector
 from pagoda.quant.base import ShardSource
-from pagoda.quant.experts import ExpertFormat, ExpertSizes, expert_format
+from pagoda.quant.experts import ExpertFormat, ExpertSizes, PackedExpertFormat, expert_format
 from pagoda.quant.host import staging_bytes
 
 # Pairs of a token and an expert, for each expert: of more nearly all experts are met (86% of them
@@ -40,6 +40,8 @@ class ExpertMatrices(WeightedLayer):
     experts whole."""
 
     format: ExpertFormat
+    keep: Callable[[PackedExpertFormat], None] | None = None
+    """Where they go from `finalize` on, if that is a file."""
 
     def __init__(self, context: LayerContext, held: slice, sizes: ExpertSizes, bias: bool):
         super().__init__()
@@ -83,6 +85,9 @@ class ExpertMatrices(WeightedLayer):
         self.format.finalize()
         if self.host is not None:
             self.format = self.host.keep(self.format)
+        if self.keep is not None:
+            assert isinstance(self.format, PackedExpertFormat)
+            self.keep(self.format)
 
     @property
     def nbytes(self) -> int:

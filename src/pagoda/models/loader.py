@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from pagoda.kernels.attention.select import AttentionBackends
 from pagoda.layers.context import LayerContext, Parallel
 from pagoda.layers.linear import Linear
 from pagoda.layers.loading import LoadTarget, WeightedLayer, count, load_vector
-from pagoda.layers.moe import MixtureOfExperts
+from pagoda.layers.moe import ExpertMatrices, MixtureOfExperts
 from pagoda.layers.rotary import RotaryTables
 from pagoda.models.base import Model
 from pagoda.models.dummy import DummyCheckpoint
@@ -25,7 +26,9 @@ from pagoda.models.registry import MODELS
 from pagoda.planner.attention import AttentionChoice, own_attention
 from pagoda.planner.memory.assumed import Dummy
 from pagoda.quant.base import ShardSource
+from pagoda.quant.experts import PackedExpertFormat
 from pagoda.quant.host import HostWeights
+from pagoda.quant.streamed import StreamedExperts
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS, transposed
 from pagoda.weights.kv_scales import is_kv_scale
@@ -44,6 +47,8 @@ class _Item:
     target: LoadTarget
     layer: WeightedLayer | None
     """To be finalized when its last item is loaded."""
+    param: str = ""
+    """The layer's `weight` or `bias`."""
 
 
 _Items = dict[str, list[_Item]]
@@ -56,15 +61,15 @@ def build_model(
     checkpoint: Checkpoint | Dummy | None,
     *,
     dtype: torch.dtype,
-    device: str | HostWeights,
+    device: str | HostWeights | StreamedExperts,
     parallel: Parallel | None = None,
     progress: Progress | None = None,
     packed: bool = False,
     attention: AttentionChoice | None = None,
 ) -> Model:
     """Make the model of `spec` on `device` and load this rank's share of the checkpoint (all of
-    it without `parallel`). A device may have some weights in the host's memory. Without
-    `attention` the device's own kernels attend.
+    it without `parallel`). A device may have some weights in the host's memory, a CPU some experts
+    in files. Without `attention` the device's own kernels attend.
 
     A `Dummy` says what random weights look like, which are filled in in place of a checkpoint's;
     on the device `meta`, where nothing has memory, they are not.
@@ -79,7 +84,9 @@ def build_model(
             f"The architecture {spec.architecture!r} is not supported yet; "
             f"{MODELS.nearest(spec.architecture)}."
         )
-    host, device = (None, device) if isinstance(device, str) else (device, device.device)
+    host = device if isinstance(device, HostWeights) else None
+    streamed = device if isinstance(device, StreamedExperts) else None
+    device = device if isinstance(device, str) else device.device
     if not isinstance(checkpoint, Dummy):
         weights: Checkpoint = _complete(spec, checkpoint)
     packed = packed and ops.can_pack(device)
@@ -104,8 +111,11 @@ def build_model(
         for item in uses:
             _check_fits(weights.tensors[name], item, context.parallel.size)
     waiting = _create(model, weights, host)
+    if streamed is not None:
+        items = _stream(model, items, streamed)
     if device != "meta":
         _load(items, weights, waiting, progress)
+    _read_in_turn(model)
     if host is not None:
         parts = [part for part in model.modules() if isinstance(part, Linear | MixtureOfExperts)]
         host.reserve(max(part.staging_bytes for part in parts))
@@ -186,7 +196,7 @@ def _items(model: Model) -> _Items:
         layer, param = _layer_of(model, rule)
         targets = layer.targets(param)
         for piece, target in zip(pieces(rule, targets), targets, strict=True):
-            items.setdefault(piece.source, []).append(_Item(piece, target, layer))
+            items.setdefault(piece.source, []).append(_Item(piece, target, layer, param))
     for table in model.context.rotary.tables.values():
         names = _factor_tensors(table.spec)
         factors = [torch.empty(table.spec.rotary_dim // 2) for _ in names]
@@ -232,6 +242,37 @@ def _make_room(layer: WeightedLayer, storages: tuple[str, ...], source: str) -> 
             f"There is no memory for {source} and the weights after it ({error}). "
             "Take a smaller model or a version with fewer bits per weight."
         ) from error
+
+
+def _stream(model: Model, items: _Items, streamed: StreamedExperts) -> _Items:
+    """Map the experts that files have, and have the others written to files. What is left to
+    load."""
+    found: set[WeightedLayer | None] = set()
+    for rule in _rules(model):
+        if rule.param not in streamed.params:
+            continue
+        layer, _ = _layer_of(model, rule)
+        assert isinstance(layer, ExpertMatrices) and isinstance(layer.format, PackedExpertFormat)
+        if streamed.find(rule.param, layer.format):
+            found.add(layer)
+        else:
+            layer.keep = partial(streamed.keep, rule.param)
+    left = {
+        name: [item for item in uses if item.layer not in found or item.param == "bias"]
+        for name, uses in items.items()
+    }
+    return {name: uses for name, uses in left.items() if uses}
+
+
+def _read_in_turn(model: Model) -> None:
+    """Tell each mixture which experts in files a step reads behind its own."""
+    following: tuple[Any, ...] = ()
+    mixtures = [layer for layer in model.modules() if isinstance(layer, MixtureOfExperts)]
+    for layer in reversed(mixtures):
+        up, down = layer.gate_up.format, layer.down.format
+        if isinstance(up, PackedExpertFormat) and isinstance(down, PackedExpertFormat):
+            down.next_streamed = following
+            following = up.matrices + down.matrices if down.in_file else following
 
 
 def _rules(model: Model) -> list[WeightRule]:

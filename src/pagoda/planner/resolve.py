@@ -36,6 +36,7 @@ from pagoda.planner.memory.pool import (
     with_pool,
 )
 from pagoda.planner.memory.storage import quantization_reason
+from pagoda.planner.memory.streaming import resolve_streaming
 from pagoda.planner.memory.tensors import parameter_count
 from pagoda.planner.memory.vision import encoder_bytes, resolve_media
 from pagoda.planner.memory.weights import HeldWeight, held_weights
@@ -160,7 +161,8 @@ def resolve(
     sizes, plan = _with_captures(config, chosen, spec, held, plan, attention, facts, reasons)
     gib, plan = resolve_offload(config, spec, held, plan, facts, reasons)
     chosen = replace(chosen, device=replace(device, offload_gib=gib))
-    limit = pool_limit(config, plan, facts)
+    plan, advice = resolve_streaming(config, spec, held, plan, facts, reasons)
+    limit = pool_limit(config, plan, facts, advice)
     if plan.groups:
         chosen, plan = with_pool(config, chosen, spec, plan, limit, reasons)
         check_chosen_pool(config, plan, facts)

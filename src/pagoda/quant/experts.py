@@ -1,8 +1,9 @@
 """How the matrices of a mixture's experts are stored."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import Any, NamedTuple, Protocol, Self
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 import torch
 
@@ -52,6 +53,10 @@ def expert_format(
     return PlainExpertFormat(sizes, storages, dtype, device)
 
 
+# Where a matrix may begin in a file: a multiple of any system's pages.
+_FILE_ALIGNMENT = 1 << 16
+
+
 class PlainExpertFormat:
     """One dense matrix of all, in the dtype of activations."""
 
@@ -87,13 +92,17 @@ class PlainExpertFormat:
 
 
 class PackedExpertFormat:
-    """Packed in the checkpoint's own bits: one matrix for each part of all experts."""
+    """Packed in the checkpoint's own bits: one matrix for each part of all experts. On a CPU they
+    may be in a file."""
 
     def __init__(
         self, sizes: ExpertSizes, storages: tuple[str, ...], dtype: torch.dtype, device: str
     ):
         self._sizes = sizes
         self._parts: list[Any] = []
+        self.next_streamed: tuple[Any, ...] = ()
+        """Matrices in files that a step reads after these."""
+        self._files: object | None = None
         for part in range(sizes.parts):
             stored = storages[part :: sizes.parts]
             kinds = {kept_storage(name, sizes.columns, device, dtype) for name in stored}
@@ -120,7 +129,47 @@ class PackedExpertFormat:
             ops.settle_packed(matrix)
 
     def operand(self, bias: torch.Tensor | None) -> ops.PackedExperts:
-        return ops.PackedExperts(tuple(self._parts), self._sizes.rows, self._sizes.count, bias)
+        sizes = self._sizes
+        return ops.PackedExperts(
+            tuple(self._parts), sizes.rows, sizes.count, bias, self.next_streamed
+        )
+
+    @property
+    def matrices(self) -> tuple[Any, ...]:
+        return tuple(self._parts)
+
+    @property
+    def storages(self) -> tuple[str, ...]:
+        """Storage formats of the parts."""
+        return tuple(matrix.storage for matrix in self._parts)
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of their file."""
+        return max(start + int(matrix.nbytes) for start, matrix in self._places())
+
+    def write(self, file: BinaryIO) -> None:
+        """Write all parts to an empty file; OSError where that fails."""
+        for start, matrix in self._places():
+            file.seek(start)
+            file.write(matrix.panels)
+
+    def map(self, path: Path, files: object) -> None:
+        """Let the parts be those of a file that `write` wrote; OSError where that fails. `files`
+        lives as long as they do."""
+        self._parts = [ops.mapped_packed(matrix, path, start) for start, matrix in self._places()]
+        self._files = files
+
+    @property
+    def in_file(self) -> bool:
+        return self._files is not None
+
+    def _places(self) -> Iterator[tuple[int, Any]]:
+        """The parts, and where each begins in the file."""
+        start = 0
+        for matrix in self._parts:
+            yield start, matrix
+            start += -(-matrix.nbytes // _FILE_ALIGNMENT) * _FILE_ALIGNMENT
 
     def map_tensors(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Self:
         mapped = copy(self)

@@ -16,6 +16,7 @@ from pagoda.doctor.command import differences, serve_command
 from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
 from pagoda.doctor.remedies.search import remedies
+from pagoda.doctor.streaming import streams
 from pagoda.doctor.users import Users, parse_users
 from tests.unit.doctor.models import GIB, GPT_OSS, LLAMA, QWEN3_5, QWEN3_MOE, asked, box, subject_of
 
@@ -175,10 +176,13 @@ def test_a_limit_of_addresses_gets_a_command_that_lifts_it(tmp_path):
 def test_too_large_for_a_cpu_is_rounded(tmp_path):
     subject = subject_of(tmp_path, QWEN3_MOE)
     made = answer(subject, box(48), asked(subject))
-    assert not made.fits
+    assert streams(made)
     commands = [remedy.command for remedy in remedies(made)]
     assert any("--quantization int8" in command for command in commands)
     assert any("--quantization int4" in command for command in commands)
+    assert "It would be all in memory with weights rounded to 8.5 bits:" in lines(
+        made, remedies(made), False, 200
+    )
 
 
 def test_several_gpus_are_taken_as_the_heads_allow(tmp_path):

@@ -71,15 +71,18 @@ def test_on_gpus_with_vllm(tmp_path, config, gpus, fits):
 @pytest.mark.parametrize(
     ("config", "quantization", "memory", "fits"),
     [
-        (QWEN3_MOE, "int4", 48, True), (QWEN3_MOE, "int4", 20, False),
-        (QWEN3_MOE, "none", 48, False), (QWEN3_8B, "none", 32, True),
-        (QWEN3_8B, "int4", 10, True), (QWEN3_8B, "none", 16, False),
+        (QWEN3_MOE, "int4", 48, "yes"), (QWEN3_MOE, "int4", 20, "disk"),
+        (QWEN3_MOE, "none", 48, "disk"), (QWEN3_MOE, "none", 4, "no"),
+        (QWEN3_8B, "none", 32, "yes"),
+        (QWEN3_8B, "int4", 10, "yes"), (QWEN3_8B, "none", 16, "no"),
     ],
 )  # fmt: skip
 def test_on_a_cpu(tmp_path, config, quantization, memory, fits):
     subject = subject_of(tmp_path, config)
     question = asked(subject, max_model_len=8192, quantization=quantization)
-    assert answer(subject, box(memory, memory - 1), question).fits is fits
+    made = answer(subject, box(memory, memory - 1), question)
+    assert comparison([made])[1].split()[1] == fits
+    assert made.fits is (fits != "no")
 
 
 def test_a_draft_head_counts_where_the_engine_drafts(tmp_path, monkeypatch):
@@ -148,7 +151,7 @@ def test_models_side_by_side(tmp_path):
     header, dense, oss, large = comparison(made)
     assert header.split()[:3] == ["model", "fits", "weights"]
     assert "yes" in dense.split() and "yes" in oss.split()
-    assert large.split()[1] == "no"
+    assert large.split()[1] == "disk"
     assert len({len(line.rstrip()) for line in (header, dense, oss)}) == 1
 
 

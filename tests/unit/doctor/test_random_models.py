@@ -66,13 +66,14 @@ def questions(draw):
     )
 
 
-def _fits(config, subject, hardware, length) -> bool:
+def _on_disk(config, subject, hardware, length) -> int | None:
+    """Bytes that are read from disk with such a context; None where it does not fit."""
     config = replace(config, model=replace(config.model, max_model_len=length))
     try:
-        resolve(config, subject.spec, subject.tensors, hardware.facts)
+        plan = resolve(config, subject.spec, subject.tensors, hardware.facts).plan
     except CapacityError:
-        return False
-    return True
+        return None
+    return plan.placement.nbytes
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -89,14 +90,16 @@ def test_any_model_is_planned(tmp_path, config, question, total, data):
     assert plan.total > 0 and plan.kv_tokens >= plan.max_model_len >= 1
     needs = [plan.slabs_for(n) for n in range(1, plan.max_model_len, 1 + plan.max_model_len // 50)]
     assert needs == sorted(needs)
-    longest = resolve(
+    auto = resolve(
         replace(question, model=replace(question.model, max_model_len="auto")),
         subject.spec, subject.tensors, hardware.facts,
-    ).config.model.max_model_len  # fmt: skip
+    )  # fmt: skip
+    longest = auto.config.model.max_model_len
     shorter = data.draw(st.integers(1, longest))
-    assert _fits(question, subject, hardware, shorter)
+    assert _on_disk(question, subject, hardware, shorter) is not None
     if longest < subject.spec.max_position:
-        assert not _fits(question, subject, hardware, longest + question.cache.block_size)
+        longer = _on_disk(question, subject, hardware, longest + question.cache.block_size)
+        assert longer is None or longer > auto.plan.placement.nbytes
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

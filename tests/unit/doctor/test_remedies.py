@@ -134,9 +134,9 @@ def test_a_length_that_fits_is_none_that_the_error_forbids(tmp_path):
 
 
 def test_nothing_helps(tmp_path):
-    subject = subject_of(tmp_path, {**QWEN3_MOE, "quantization_config": {
+    subject = subject_of(tmp_path, {**LLAMA, "quantization_config": {
         "quant_method": "fp8", "weight_block_size": [128, 128]}})  # fmt: skip
-    made = answer(subject, box(8), asked(subject))
+    made = answer(subject, box(1.5), asked(subject))
     assert remedies(made) == []
     assert "No flags of this model would fit" in "\n".join(lines(made, [], False, 300))
 

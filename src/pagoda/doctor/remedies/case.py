@@ -6,6 +6,7 @@ from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer
 from pagoda.doctor.machine.hardware import Hardware
+from pagoda.doctor.streaming import streams
 from pagoda.doctor.subject import Subject
 from pagoda.doctor.users import Users
 from pagoda.planner.devices.addresses import needed_addresses
@@ -30,14 +31,16 @@ class Case:
 
 
 def planned(case: Case, users: Users | None) -> Answer | None:
-    """None for flags that contradict each other, the model or the hardware."""
+    """None for flags that contradict each other, the model or the hardware. Experts that would be
+    read from disk do not fit: a remedy has all in memory."""
     config = _with_own_pool(case, users) if case.own_pool else case.config
     if config is None:
         return None
     try:
-        return answer(case.subject, case.hardware, config, users=users)
+        made = answer(case.subject, case.hardware, config, users=users)
     except (CapacityError, ConfigError):
         return None
+    return replace(made, resolution=None) if streams(made) else made
 
 
 def least_bytes(case: Case) -> int | None:

@@ -17,6 +17,7 @@ from pagoda.doctor.remedies.levers import (
     pulled,
     words_of,
 )
+from pagoda.doctor.streaming import streams
 from pagoda.doctor.users import Users
 
 _MOST = 5
@@ -41,8 +42,9 @@ class Remedy:
 
 def remedies(asked: Answer) -> list[Remedy]:
     """Commands that fit, those first that change least of what was asked for; each was planned.
-    Of a model that fits with a short context, one that has a longer."""
-    if asked.fits:
+    Of a model that fits with a short context, one that has a longer; of one whose experts are read
+    from disk, those that have them in memory."""
+    if asked.fits and not streams(asked):
         return _roomier(asked)
     case = _case(asked)
     users = None if asked.users is None else asked.users.users

@@ -86,6 +86,8 @@ def _check_room(
         raise CapacityError(
             f"It needs {format_bytes(needed)} and {format_bytes(room.limit)} are left."
         )
+    if room.least_context and resolution.plan.on_disk:
+        raise CapacityError("Its experts would have to be read from disk.")
     if config.model.max_model_len is None and length < least_context:
         raise CapacityError(f"Only {length:,} tokens of context would fit.")
 

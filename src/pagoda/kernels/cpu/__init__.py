@@ -6,6 +6,7 @@ Whoever only asks what they can do need not wait for torch.
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
@@ -90,6 +91,18 @@ def activation(name: str) -> Any:
 def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     """Room for a `_native.PackedMatrix`; only where `native()` is there."""
     return _native.PackedMatrix(storage, rows, columns)
+
+
+def mapped_matrix(storage: str, rows: int, columns: int, path: Path, offset: int) -> Any:
+    """A `_native.PackedMatrix` in a file, from `offset` on; only where `native()` is there. OSError
+    where it cannot be mapped."""
+    return _native.PackedMatrix(storage, rows, columns, str(path), offset)
+
+
+def panel_layout() -> int:
+    """The number of the layout of a packed matrix's bytes; only where `native()` is there."""
+    layout: int = _native.PANEL_LAYOUT
+    return layout
 
 
 def panel_rows() -> int:

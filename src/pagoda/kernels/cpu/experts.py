@@ -22,6 +22,8 @@ class PackedExperts(NamedTuple):
     count: int  # type: ignore[assignment]  # not a tuple's count of equals
     bias: Tensor | None
     """fp32 [count, parts * rows]."""
+    next_streamed: tuple[Any, ...] = ()
+    """Packed matrices in files that a later layer reads, to be read ahead."""
 
 
 def matrix(storage: str, count: int, rows: int, columns: int) -> Any:
@@ -58,7 +60,7 @@ def mix(
         wide.data_ptr(), tokens, ids.data_ptr(), weights.data_ptr(), ids.shape[1], first, up.count,
         list(up.parts), _address(up.bias), down.parts[0], _address(down.bias),
         (up.rows, down.rows), cpu.activation(gating.activation), gating.alpha, gating.limit,
-        weighs_inputs, out.data_ptr(),
+        weighs_inputs, list(down.next_streamed), out.data_ptr(),
     )  # fmt: skip
     return out.to(x.dtype)
 

@@ -11,8 +11,8 @@ _MORE = 640 << 20
 
 
 def needed_addresses(plan: MemoryPlan, file_bytes: int) -> int:
-    """Bytes of them, with a mapped checkpoint of `file_bytes`."""
-    return file_bytes + plan.total + _MORE
+    """Bytes of them, with a mapped checkpoint of `file_bytes` and experts on disk."""
+    return file_bytes + plan.total + plan.on_disk + _MORE
 
 
 def check_addresses(plan: MemoryPlan, file_bytes: int, limit: int | None) -> None:

@@ -22,6 +22,7 @@ _OVERLAP = 3.0
 _EXCHANGING = "exchanging between devices"
 _VERIFYING = "verifying guesses"
 _FROM_HOST = "reading weights from the host's memory"
+_FROM_DISK = "reading experts from disk"
 # Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
 _NOT_READ = frozenset(("embedding", "table", "vision"))
 
@@ -52,6 +53,8 @@ class DeviceSpeed:
     """fp32 multiplications and additions."""
     host: float = inf
     """Bytes from the host's memory, where that is another one."""
+    disk: float | None = None
+    """Bytes from a CPU's disk; None where that is not known."""
     experts: float = 1.0
     """Share of `read` at which the few experts of a token are read."""
     exchange: float = 0.0
@@ -107,34 +110,42 @@ def estimate_speed(
     groups: Sequence[GroupSpec],
     device: DeviceSpeed,
     context: int,
-    in_host: Set[str] = frozenset(),
+    elsewhere: Set[str] = frozenset(),
     requests: int = 1,
     rows: int = 1,
 ) -> SpeedEstimate | None:
     """The speed of so many requests, each behind `context` tokens, and of a prompt of 512 tokens;
     None where the device has no speed for one of the weights' formats. Weights of the names
-    `in_host` are in the host's memory. Of a step that verifies guesses, each request has `rows`
-    tokens, of which one counts."""
+    `elsewhere` are in the host's memory, or of a CPU on disk. Of a step that verifies guesses, each
+    request has `rows` tokens, of which one counts."""
     if any(part.storage not in device.products for part in read_weights(spec, held)):
         return None
-    from_host = [part for part in held if part.tensor.name in in_host]
+    moved = [part for part in held if part.tensor.name in elsewhere]
     decode = _decode(spec, held, groups, device, context, requests, rows)
-    fetched = sum(part.nbytes * share_met(spec, part, requests * rows) for part in from_host)
+    fetched = sum(part.nbytes * share_met(spec, part, requests * rows) for part in moved)
     decode[_FROM_HOST] = fetched / device.host
     decode[_EXCHANGING] = exchanging(spec, device, requests)
     prefill = _prefill(spec, held, device)
     prefill[_EXCHANGING] = exchanging(spec, device, PROMPT_TOKENS)
-    prefill[_FROM_HOST] = sum(part.nbytes for part in from_host) / device.host
-    total = sum(prefill.values())
+    prefill[_FROM_HOST] = sum(part.nbytes for part in moved) / device.host
     # They cost what tokens of a prompt do: a step that is this short does not hide their products.
-    decode[_VERIFYING] = requests * (rows - 1) * total / PROMPT_TOKENS
+    decode[_VERIFYING] = requests * (rows - 1) * sum(prefill.values()) / PROMPT_TOKENS
+    if device.disk is not None:
+        decode[_FROM_DISK] = fetched / device.disk
+        prefill[_FROM_DISK] = _not_hidden(moved, device.disk, sum(prefill.values()))
     seconds = sum(decode.values())
     return SpeedEstimate(
         decode=requests / seconds,
         decode_bound=_largest(decode),
-        prefill=PROMPT_TOKENS / total,
+        prefill=PROMPT_TOKENS / sum(prefill.values()),
         prefill_bound=_largest(prefill),
     )
+
+
+def _not_hidden(moved: Sequence[HeldWeight], disk: float, rest: float) -> float:
+    """Seconds that a prompt's reading from disk adds to the `rest`: layers are read while those
+    before them compute."""
+    return overlapped(rest, sum(part.nbytes for part in moved) / disk) - rest
 
 
 def draft_seconds(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -> float | None:

@@ -12,13 +12,11 @@ from pagoda.config.engine import DeviceConfig, EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.planner.memory.placement import Placement, placed, placements
 from pagoda.planner.memory.plan import MemoryPlan
+from pagoda.planner.memory.pool import has_room, wanted_contexts
 from pagoda.planner.memory.weights import HeldWeight
 from pagoda.planner.reason import Reason
 
 _FLAGS = ("cpu_offload_gb", "n_cpu_moe", "n_gpu_layers")
-# Where no context is asked for, weights make room for this one (the least that llama.cpp's `--fit`
-# leaves, too).
-_CONTEXT = 4096
 # For what start-up measures beyond its prediction, and what it leaves to others.
 _MARGIN = 512 << 20
 # The host's memory is also for the file that is read, the server and everything else.
@@ -53,7 +51,7 @@ def resolve_offload(
         why = f"{_words(chosen, spec)} in the host's memory"
         reasons.append(Reason(given[0], getattr(config.device, given[0]), why))
         return 0.0, search.plan_with(chosen)
-    if search.fits(plan, search.least_context, 0):
+    if has_room(config, plan, facts, search.least_context):
         return 0.0, plan
     found = search.smallest()
     if found is None:
@@ -77,9 +75,7 @@ class _Search:
         self._config, self._spec, self._held = config, spec, held
         self._plan, self._facts = plan, facts
         self._steps = placements(spec)
-        wanted = config.model.max_model_len
-        self.least_context = wanted if isinstance(wanted, int) else 1
-        self._context = wanted if isinstance(wanted, int) else min(_CONTEXT, spec.max_position)
+        self.least_context, self._context = wanted_contexts(config, spec)
 
     def asked(self, device: DeviceConfig, given: Sequence[str]) -> Placement:
         """As flags say."""
@@ -123,18 +119,6 @@ class _Search:
                 f"memory, which has room for {format_bytes(max(0, budget))}; ask for less."
             )
 
-    def fits(self, plan: MemoryPlan, context: int, margin: int) -> bool:
-        """Whether `plan` leaves room for the pool that flags ask for, or one request."""
-        cache, facts = self._config.cache, self._facts
-        usable = min(int(facts.total_memory * cache.gpu_memory_utilization), facts.free_memory)
-        if cache.kv_cache_memory_bytes is not None:
-            pool, usable = cache.kv_cache_memory_bytes, facts.free_memory
-        elif cache.num_gpu_blocks_override is not None:
-            pool = cache.num_gpu_blocks_override * plan.slab_bytes
-        else:
-            pool = plan.slab_bytes * plan.slabs_for(context) if plan.groups else 0
-        return replace(plan, num_slabs=0, max_model_len=context).total + pool + margin <= usable
-
     def plan_with(self, chosen: Placement) -> MemoryPlan:
         return replace(self._plan, weights=self._plan.weights - chosen.nbytes, placement=chosen)
 
@@ -150,7 +134,8 @@ class _Search:
         return placed(self._spec, self._held, *self._steps[index])
 
     def _fits_at(self, index: int, margin: int) -> bool:
-        return self.fits(self.plan_with(self._at(index)), self._context, margin)
+        plan = self.plan_with(self._at(index))
+        return has_room(self._config, plan, self._facts, self._context, margin)
 
 
 def _words(chosen: Placement, spec: ModelSpec) -> str:

@@ -48,7 +48,8 @@ class MemoryPlan:
     position_bytes: int = 0
     """Bytes of tables by position, for each token of `max_model_len`."""
     placement: Placement = ON_DEVICE
-    """Weights that are in the host's memory instead; `weights` is without them."""
+    """Weights that are in the host's memory instead, or of the host's own on disk; `weights` is
+    without them."""
     draft_model: int = 0
     """Weights of a draft model."""
     adapters: int = 0
@@ -57,6 +58,11 @@ class MemoryPlan:
     """As `num_slabs`, in the host's memory, for blocks that the pool evicts."""
     on_host: bool = False
     """The device is the host: it has all that is in the host's memory, too."""
+
+    @property
+    def on_disk(self) -> int:
+        """Bytes of experts that a CPU reads from disk."""
+        return self.placement.nbytes if self.on_host else 0
 
     @property
     def slab_bytes(self) -> int:
@@ -151,7 +157,7 @@ class MemoryPlan:
             {
                 "item": "staging",
                 "bytes": self.placement.staging,
-                "detail": "through which weights in the host's memory pass",
+                "detail": f"through which weights {self._elsewhere} pass",
             },
             {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
             *(self._host_kv_rows() if self.on_host else ()),
@@ -162,10 +168,16 @@ class MemoryPlan:
         ]
         return [row for row in rows if row["bytes"]]  # an encoder has no KV
 
+    @property
+    def _elsewhere(self) -> str:
+        return "on disk" if self.on_host else "in the host's memory"
+
     def host_rows(self) -> list[dict[str, Any]]:
-        """As `rows`, of the host's memory."""
+        """As `rows`, of what is not in the device's memory."""
         nbytes = self.placement.nbytes
         row = {"item": "in host memory", "bytes": nbytes, "detail": "weights, read over the bus"}
+        if self.on_host:
+            row |= {"item": "on disk", "detail": "experts, read as tokens choose them"}
         return ([row] if nbytes else []) + ([] if self.on_host else self._host_kv_rows())
 
     def _host_kv_rows(self) -> list[dict[str, Any]]:

@@ -15,6 +15,9 @@ from pagoda.planner.resolved import ResolvedConfig
 # more than this, and less where less is free.
 _CPU_POOL_CAP = 4 << 30
 CPU_RESERVE = 512 << 20
+# Where no context is asked for, weights make room for this one (the least that llama.cpp's `--fit`
+# leaves, too).
+_CONTEXT = 4096
 
 
 def with_pool(
@@ -34,9 +37,39 @@ def with_pool(
     return replace(chosen, model=model), replace(plan, num_slabs=slabs)
 
 
-def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> int:
-    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left, or
-    offloaded KV does not fit."""
+def wanted_contexts(config: EngineConfig, spec: ModelSpec) -> tuple[int, int]:
+    """Tokens of a request without which nothing is served, and those for which weights go
+    elsewhere once they have to."""
+    wanted = config.model.max_model_len
+    return (wanted, wanted) if isinstance(wanted, int) else (1, min(_CONTEXT, spec.max_position))
+
+
+def has_room(
+    config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts, context: int, margin: int = 0
+) -> bool:
+    """Whether `plan` leaves room for the pool that flags ask for, or one request of so many tokens,
+    and `margin` bytes."""
+    cache = config.cache
+    usable = usable_bytes(config, facts)
+    if cache.kv_cache_memory_bytes is not None:
+        pool, usable = cache.kv_cache_memory_bytes, facts.free_memory
+    elif cache.num_gpu_blocks_override is not None:
+        pool = cache.num_gpu_blocks_override * plan.slab_bytes
+    else:
+        pool = plan.slab_bytes * plan.slabs_for(context) if plan.groups else 0
+    return replace(plan, num_slabs=0, max_model_len=context).total + pool + margin <= usable
+
+
+def usable_bytes(config: EngineConfig, facts: DeviceFacts) -> int:
+    """What an engine may take of its device's memory; below 0 where others have its reserve."""
+    reserve = CPU_RESERVE if facts.device == "cpu" else 0
+    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
+    return min(share, facts.free_memory - reserve)
+
+
+def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts, advice: str = "") -> int:
+    """Most bytes that the KV pool can take next to the rest; CapacityError if nothing is left, with
+    this `advice` besides, or offloaded KV does not fit."""
     _check_host_memory(config, plan, facts)
     if config.cache.kv_cache_memory_bytes is not None:
         if config.cache.num_gpu_blocks_override is not None:
@@ -45,9 +78,7 @@ def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> in
                 "cache is; leave out one of them."
             )
         return config.cache.kv_cache_memory_bytes
-    share = int(facts.total_memory * config.cache.gpu_memory_utilization)
-    reserve = CPU_RESERVE if facts.device == "cpu" else 0
-    usable = min(share, facts.free_memory - reserve)
+    usable = usable_bytes(config, facts)
     limit = usable - plan.weights - plan.beside_weights
     least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
     if limit < least and config.cache.num_gpu_blocks_override is None:
@@ -60,6 +91,7 @@ def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> in
             f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
             f"({format_bytes(facts.free_memory)} free){host}. Free memory, choose a smaller "
             "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
+            + (f" {advice}" if advice else "")
         )
     return limit
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pagoda.base.errors import SourceError
+from pagoda.weights.expert_files import remove_orphans
 from pagoda.weights.hub import huggingface, modelscope, wheel
 from pagoda.weights.hub.store import Progress, models_dir, writing_to
 from pagoda.weights.source import modelscope_dir, parse_ref, resolve_model
@@ -70,7 +71,8 @@ def list_models() -> list[CachedModel]:
 
 
 def remove(name: str) -> int:
-    """Delete a model from the cache, by the name it is listed or was fetched under.
+    """Delete a model from the cache, by the name it is listed or was fetched under, and experts
+    that were written to be read from disk.
 
     Returns the bytes freed; raises SourceError when the cache has no such model.
     """
@@ -88,7 +90,7 @@ def remove(name: str) -> int:
     if freed == 0:
         known = ", ".join(cached.name for cached in list_models()) or "nothing"
         raise SourceError(f"The cache has no {name}; it has {known}.")
-    return freed
+    return freed + remove_orphans()
 
 
 def _cached(name: str, path: Path) -> CachedModel:

@@ -5,11 +5,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -25,6 +27,7 @@
 #include "packed.h"
 #include "pool.h"
 #include "program.h"
+#include "streamed.h"
 
 namespace nb = nanobind;
 
@@ -164,12 +167,14 @@ class Native {
                 rows);
     }
 
-    // `up` are gate and up, `down` one matrix; `sizes` the rows of a part of each.
+    // `up` are gate and up, `down` one matrix; `sizes` the rows of a part of each. `next` are those
+    // of a later layer that a file holds.
     void experts(uintptr_t x, int64_t rows, uintptr_t ids, uintptr_t weights, int64_t top_k,
                  int64_t first, int64_t count, const std::vector<const PackedMatrix*>& up,
                  uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
                  std::pair<int64_t, int64_t> sizes, Activation activation, float alpha,
-                 float limit, bool weighs_inputs, uintptr_t out) {
+                 float limit, bool weighs_inputs, const std::vector<const PackedMatrix*>& next,
+                 uintptr_t out) {
         if (up.size() != 2 || up[0]->columns() != up[1]->columns() ||
             down.columns() != sizes.first)
             throw nb::value_error("the experts' matrices do not fit together");
@@ -183,8 +188,16 @@ class Native {
                          {views->data() + 2, 1, sizes.second, down.columns(),
                           pointer<const float>(down_bias)},
                          alpha, limit, weighs_inputs, pointer<float>(out), nullptr, activation};
+        std::vector<MatrixView> next_views;
+        for (const PackedMatrix* matrix : next) next_views.push_back(matrix->view());
+        const bool reads = !next_views.empty() || down.view().is_mapped;
         const Kernels* kernels = kernels_;
-        compute("experts", [op, views, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+        ExpertReader* const reader = &reader_;
+        compute("experts", [op, views, next_views, reads, kernels, reader](
+                               int64_t rows, uint8_t* scratch, Pool& pool) {
+            if (reads)
+                reader->ask({views.get(), op.first, op.count}, op.ids, rows * op.top_k,
+                            next_views);
             Experts step = op;
             step.scratch = scratch;
             kernels->experts(step, rows, pool);
@@ -513,6 +526,7 @@ class Native {
     std::unique_ptr<Pool> pool_;
     std::mutex busy_;
     Scratch scratch_;
+    ExpertReader reader_;
     Program* program_ = nullptr;
     int count_ = 0;
     int64_t recorded_rows_ = 0;
@@ -521,6 +535,14 @@ class Native {
 }  // namespace
 
 NB_MODULE(_native, module) {
+    nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const std::system_error& error) {
+            errno = error.code().value();
+            PyErr_SetFromErrno(PyExc_OSError);
+        }
+    });
     nb::enum_<FloatType>(module, "FloatType")
         .value("float32", FloatType::kFloat32)
         .value("bfloat16", FloatType::kBFloat16)
@@ -557,6 +579,7 @@ NB_MODULE(_native, module) {
     module.attr("MAX_TOP_K") = kMaxTopK;
     module.attr("MAX_GROUPS") = kMaxGroups;
     module.attr("PANEL_ROWS") = kPanelRows;
+    module.attr("PANEL_LAYOUT") = kPanelLayout;
     nb::list isas;
     for (const Kernels* kernels : runnable_kernels()) isas.append(kernels->name);
     module.attr("INSTRUCTION_SETS") = isas;
@@ -621,6 +644,16 @@ NB_MODULE(_native, module) {
     nb::class_<PackedMatrix>(module, "PackedMatrix")
         .def(nb::init<const std::string&, int64_t, int64_t>(), nb::arg("storage"),
              nb::arg("rows"), nb::arg("columns"))
+        .def(nb::init<const std::string&, int64_t, int64_t, const std::string&, int64_t>(),
+             nb::arg("storage"), nb::arg("rows"), nb::arg("columns"), nb::arg("path"),
+             nb::arg("offset"))
+        // Its bytes, as a file that is mapped has them.
+        .def_prop_ro("panels", [](const PackedMatrix& matrix) {
+            const uint8_t* panels = matrix.view().panels;
+            return nb::steal(PyMemoryView_FromMemory(
+                const_cast<char*>(reinterpret_cast<const char*>(panels)), matrix.nbytes(),
+                PyBUF_READ));
+        }, nb::keep_alive<0, 1>())
         .def_prop_ro("storage", &PackedMatrix::storage)
         .def_prop_ro("rows", &PackedMatrix::rows)
         .def_prop_ro("columns", &PackedMatrix::columns)

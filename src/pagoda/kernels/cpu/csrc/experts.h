@@ -1,8 +1,8 @@
 // A mixture of experts: who goes where, and each expert's products with its tokens.
 //
 // Pairs of a token and an expert are sorted by expert, so that a step reads each expert's weights
-// once however many tokens chose it. A token's sums run over its experts by rising id, whatever
-// the batch.
+// once however many tokens chose it, or once for each round or segment of a prompt that it is in.
+// A token's sums run over its experts by rising id, whatever the batch.
 #pragma once
 
 #include <algorithm>

@@ -1,13 +1,17 @@
 #include "memory.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <mutex>
 #include <new>
+#include <system_error>
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #if defined(__linux__)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -19,8 +23,23 @@ namespace {
 constexpr size_t kHugePage = 2 << 20;
 // Addresses, not memory: what no matrix fills is never touched.
 constexpr size_t kRegion = size_t{64} << 20;
+// Linux reads this much of what one call asks for, unless a disk is set to less. Of a longer range
+// it may leave out the rest.
+constexpr size_t kReadAhead = 128 << 10;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+class OpenFile {
+   public:
+    explicit OpenFile(const std::string& path) : handle(open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+        if (handle < 0) throw std::system_error(errno, std::generic_category(), path);
+    }
+    ~OpenFile() { close(handle); }
+    OpenFile(const OpenFile&) = delete;
+    OpenFile& operator=(const OpenFile&) = delete;
+
+    const int handle;
+};
 
 class Region {
    public:
@@ -50,6 +69,14 @@ class Region {
     uint8_t* memory_;
     uint8_t* next_;
 };
+
+// Gives the system the whole pages of what nobody reads any more.
+void drop(uint8_t* data, size_t bytes) {
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data), page);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
 
 }  // namespace
 
@@ -103,6 +130,32 @@ bool drop_from_caches(const void* data, int64_t bytes) {
 #endif
 }
 
+std::shared_ptr<uint8_t> map_file(const std::string& path, int64_t offset, int64_t bytes) {
+    const OpenFile file(path);
+    struct stat about;
+    if (fstat(file.handle, &about) != 0)
+        throw std::system_error(errno, std::generic_category(), path);
+    if (offset < 0 || bytes < 0 || about.st_size < offset + bytes)
+        throw std::system_error(std::make_error_code(std::errc::invalid_seek), path);
+    const size_t size = static_cast<size_t>(bytes);
+    void* const memory = mmap(nullptr, size, PROT_READ, MAP_SHARED, file.handle, offset);
+    if (memory == MAP_FAILED) throw std::system_error(errno, std::generic_category(), path);
+    return {static_cast<uint8_t*>(memory), [size](uint8_t* mapped) { munmap(mapped, size); }};
+}
+
+void read_ahead(const void* data, int64_t bytes) {
+#if defined(MADV_WILLNEED)
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = reinterpret_cast<uintptr_t>(data);
+    const uintptr_t end = first + static_cast<uintptr_t>(bytes);
+    for (uintptr_t at = first / page * page; at < end; at += kReadAhead)
+        madvise(reinterpret_cast<void*>(at), std::min<size_t>(kReadAhead, end - at), MADV_WILLNEED);
+#else
+    (void)data;
+    (void)bytes;
+#endif
+}
+
 std::shared_ptr<uint8_t> allocate_weights(size_t bytes) {
     static std::mutex busy;
     static std::weak_ptr<Region> current;
@@ -114,7 +167,7 @@ std::shared_ptr<uint8_t> allocate_weights(size_t bytes) {
         memory = region->take(bytes);
         current = region;
     }
-    return {std::move(region), memory};
+    return {memory, [bytes, region = std::move(region)](uint8_t* piece) { drop(piece, bytes); }};
 }
 
 }  // namespace pagoda

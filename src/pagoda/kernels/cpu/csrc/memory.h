@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace pagoda {
 
@@ -20,9 +21,18 @@ bool prefer_memory(void* data, int64_t bytes, int memory);
 // cannot ask for that.
 bool drop_from_caches(const void* data, int64_t bytes);
 
+// Bytes of a file, mapped for reading, from `offset` on, which is a whole number of pages. They are
+// in memory as long as the system has room for them. Throws std::system_error, also for a file that
+// ends before.
+std::shared_ptr<uint8_t> map_file(const std::string& path, int64_t offset, int64_t bytes);
+
+// Has a mapped file's bytes [data, data + bytes) read from its disk, and does not wait for them.
+void read_ahead(const void* data, int64_t bytes);
+
 // Zeros, not touched yet, aligned to 64 bytes. Consecutive pieces lie side by side in regions of
 // huge pages: a small model's matrices are each smaller than one, and a step reads all of them.
-// A region goes when its last piece does. Throws std::bad_alloc.
+// A piece gives its pages back when it goes, a region its addresses when its last piece does. Throws
+// std::bad_alloc.
 std::shared_ptr<uint8_t> allocate_weights(size_t bytes);
 
 }  // namespace pagoda

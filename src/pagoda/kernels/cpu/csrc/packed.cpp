@@ -338,19 +338,33 @@ std::vector<std::string> packed_storages() {
 
 PackedMatrix::PackedMatrix(const std::string& storage, int64_t rows, int64_t columns)
     : columns_(columns) {
-    view_.storage = storage_named(storage);
-    const auto kind = static_cast<Storage>(view_.storage);
-    const int64_t unit = unit_columns(kind);
-    if (rows < 0 || columns < 0) throw std::invalid_argument("a matrix has a negative size");
-    if (!is_float(kind) && columns % unit != 0)
-        throw std::invalid_argument(std::to_string(columns) + " columns are no whole blocks of " +
-                                    storage);
-    view_.rows = rows;
-    view_.units = (columns + unit - 1) / unit;
-    view_.panel_bytes = view_.units * unit_bytes(kind);
+    describe(storage, rows);
     if (nbytes() == 0) return;
     memory_ = allocate_weights(static_cast<size_t>(nbytes()));
     view_.panels = memory_.get();
+}
+
+PackedMatrix::PackedMatrix(const std::string& storage, int64_t rows, int64_t columns,
+                           const std::string& path, int64_t offset)
+    : columns_(columns) {
+    describe(storage, rows);
+    if (nbytes() == 0) return;
+    memory_ = map_file(path, offset, nbytes());
+    view_.panels = memory_.get();
+    view_.is_mapped = true;
+}
+
+void PackedMatrix::describe(const std::string& storage, int64_t rows) {
+    view_.storage = storage_named(storage);
+    const auto kind = static_cast<Storage>(view_.storage);
+    const int64_t unit = unit_columns(kind);
+    if (rows < 0 || columns_ < 0) throw std::invalid_argument("a matrix has a negative size");
+    if (!is_float(kind) && columns_ % unit != 0)
+        throw std::invalid_argument(std::to_string(columns_) + " columns are no whole blocks of " +
+                                    storage);
+    view_.rows = rows;
+    view_.units = (columns_ + unit - 1) / unit;
+    view_.panel_bytes = view_.units * unit_bytes(kind);
 }
 
 std::string PackedMatrix::storage() const { return kStorageNames[view_.storage]; }
@@ -363,6 +377,7 @@ void PackedMatrix::load(int64_t first_row, int64_t num_rows, const uint8_t* sour
                         int64_t row_stride, Pool& pool) {
     if (first_row < 0 || num_rows < 0 || first_row + num_rows > view_.rows)
         throw std::out_of_range("the matrix has no such rows");
+    if (view_.is_mapped) throw std::invalid_argument("a mapped matrix has its rows");
     if (!is_placed_) place(pool);
     const auto load_row = row_functions(view_.storage).load;
     const int64_t end = first_row + num_rows, first_panel = first_row / kPanelRows;

@@ -18,7 +18,12 @@ struct MatrixView {
     int64_t units;        // per panel
     int64_t panel_bytes;
     int storage;          // a Storage
+    bool is_mapped = false;  // from a file
 };
+
+// The number of the panels' layout (formats.h), which changes whenever their bytes do: files with
+// panels outlive a build.
+constexpr int kPanelLayout = 1;
 
 // Names of the storage formats that a packed matrix can have.
 std::vector<std::string> packed_storages();
@@ -30,6 +35,10 @@ class PackedMatrix {
     // Throws std::invalid_argument for an unknown storage or columns that fill no whole blocks,
     // std::bad_alloc where memory is short.
     PackedMatrix(const std::string& storage, int64_t rows, int64_t columns);
+    // Panels that a file holds from `offset` on (memory.h), which `panels()` of such a matrix gave.
+    // Throws as the other, and std::system_error.
+    PackedMatrix(const std::string& storage, int64_t rows, int64_t columns,
+                 const std::string& path, int64_t offset);
     PackedMatrix(const PackedMatrix&) = delete;
     PackedMatrix& operator=(const PackedMatrix&) = delete;
 
@@ -40,13 +49,16 @@ class PackedMatrix {
     const MatrixView& view() const { return view_; }
 
     // Rows as they lie in a checkpoint, `row_stride` bytes apart. Where the pool has several nodes,
-    // each then has its share of the panels (Pool::first_of) in its own memory.
+    // each then has its share of the panels (Pool::first_of) in its own memory. Throws
+    // std::invalid_argument for a matrix from a file, std::out_of_range for rows that it lacks.
     void load(int64_t first_row, int64_t num_rows, const uint8_t* source, int64_t row_stride,
               Pool& pool);
     // fp32 [count, columns]: the rows `ids`, which are in range.
     void gather(const int64_t* ids, int64_t count, float* out, Pool& pool) const;
 
    private:
+    // Its sizes; the panels are yet to come.
+    void describe(const std::string& storage, int64_t rows);
     // Has each node's panels in the node's memory.
     void place(const Pool& pool);
 
