@@ -10,7 +10,7 @@ import torch
 
 from pagoda.kernels import cpu, ops
 from pagoda.layers.batch import GroupInputs
-from pagoda.runtime.states import BlockTable
+from pagoda.runtime.block_table import BlockTable
 from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays
 from pagoda.runtime.steps.program import StepLimits, StepProgram
 from tests.models import tiny

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.latent import LatentSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.base.errors import ConfigError
@@ -203,29 +204,6 @@ class LayerSpec:
     """Mixer and feed-forward part have a norm before each; or one after each, of what it gives; or
     share one, and read the same; or one after each, of what it gives and what it read together; or
     one before the feed-forward part alone."""
-
-
-@dataclass(frozen=True)
-class EncoderSpec:
-    """What sets an encoder apart: what it adds to each token's embedding, and what stands on its
-    last layer."""
-
-    num_positions: int = 0
-    """Rows of the table of learned positions; 0 where there is none."""
-    num_token_types: int = 0
-    """Rows of the table that tells a pair's texts apart; 0 where there is none."""
-    position_offset: int = 0
-    """The row of a text's first token (RoBERTa keeps the first rows for padding)."""
-    embed_norm: bool = True
-    """A norm stands behind the embeddings."""
-    norm_bias: bool = True
-    """Norms have a bias."""
-    final_norm: bool = False
-    """One stands behind the last layer."""
-    head: Literal["tanh", "normed"] = "tanh"
-    """What a classifier reads of a pooled state: tanh(dense(x)), or norm(gelu(dense(x)))."""
-    head_bias: bool = True
-    """The head's dense layer has a bias."""
 
 
 @dataclass(frozen=True)

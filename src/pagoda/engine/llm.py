@@ -205,7 +205,7 @@ class LLM:
             )  # fmt: skip
             found = self._run(
                 [_Tokenized(None, beam.tokens) for beam in beams], sampling, use_tqdm, None,
-                lambda text, sampling: Constraint(), limits=self._unlimited,
+                lambda text, sampling: Constraint(), [None] * len(beams), limits=self._unlimited,
             )  # fmt: skip
             return [(output.outputs[0].logprobs or [{}])[0] for output in found]
 

@@ -125,12 +125,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         log.warning("%s", speed_of_disk(resolution, start.files, spec))
     if ranks is not None:
         ranks.load(_rank_setup(resolution))
-    if device is None:
-        device = start.import_torch().make_device("cpu")
-    where = resolution.config.device
-    device.set_threads(where.threads, packed=resolution.packed, nodes=where.nodes)
-    if device.name == "cpu" and not resolution.packed:
-        _warn_of_type(start.config.model.dtype)
+    device = _with_threads(device or start.import_torch().make_device("cpu"), start, resolution)
     model = _load(start, device, resolution)
     draft_model = _load_draft_model(start, device, resolution)
     _compile_ahead(start, device, resolution, model)
@@ -191,6 +186,14 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     for line in phases.ledger.lines():
         log.info("%s", line)
     return core, ready
+
+
+def _with_threads(device: "Device", start: _Start, resolution: Resolution) -> "Device":
+    where = resolution.config.device
+    device.set_threads(where.threads, packed=resolution.packed, nodes=where.nodes)
+    if device.name == "cpu" and not resolution.packed:
+        _warn_of_type(start.config.model.dtype)
+    return device
 
 
 def _executor(

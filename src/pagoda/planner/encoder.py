@@ -4,7 +4,8 @@ text's states become a vector or a score: as the model's files say, or as flags 
 from dataclasses import replace
 from typing import cast
 
-from pagoda.arch.spec import EncoderSpec, ModelSpec, PoolingMethod
+from pagoda.arch.encoder import EncoderSpec
+from pagoda.arch.spec import ModelSpec, PoolingMethod
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig, ModelConfig

@@ -9,10 +9,10 @@ import torch
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
+from pagoda.runtime.block_table import BlockTable, Ints
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import Device
 from pagoda.runtime.model import Model
-from pagoda.runtime.states import BlockTable, Ints
 from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays, build_batch
 
 _PROMPT = 512

@@ -22,6 +22,7 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.core.ranks import RankBlocks, RankCapture, RankStep, RankTiles
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.captured import CapturedSize
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import Bytes
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.rank_group import RankGroup
@@ -36,7 +37,7 @@ from pagoda.runtime.sampling.sampler import (
     most_likely,
     sample,
 )
-from pagoda.runtime.states import Fault, Ints, Scheduled
+from pagoda.runtime.states import Fault, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps, Outputs
 from pagoda.runtime.steps.graphs import Graph
 from pagoda.runtime.steps.prepared import PreparedStep

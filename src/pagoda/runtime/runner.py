@@ -16,6 +16,7 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.adapters import ResidentAdapters
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.host_blocks import HostBlocks
@@ -37,7 +38,7 @@ from pagoda.runtime.sampling.sampler import (
 from pagoda.runtime.sleep import OffloadedTensors, tensors_of
 from pagoda.runtime.speculation.drafter import HeadDrafter
 from pagoda.runtime.speculation.select import make_drafter
-from pagoda.runtime.states import Fault, Ints, RequestStates, Scheduled
+from pagoda.runtime.states import Fault, RequestStates, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps
 from pagoda.runtime.steps.inputs import build_batch
 from pagoda.runtime.steps.launched import LaunchedStep

@@ -17,6 +17,7 @@ from pagoda.core.grammar import Grammars, TokenMatcher
 from pagoda.core.messages import AddRequest
 from pagoda.core.plan import StepPlan
 from pagoda.runtime.adapters import NO_SLOT, ResidentAdapters
+from pagoda.runtime.block_table import BlockTable, Ints, Ints32, grown
 from pagoda.runtime.media import MakeMedia, RequestMedia, check_media
 from pagoda.runtime.sampling.chain import Chain
 from pagoda.runtime.sampling.params import (
@@ -29,9 +30,6 @@ from pagoda.runtime.sampling.params import (
 )
 from pagoda.runtime.sampling.penalties import TokenCounts
 
-Ints = npt.NDArray[np.int64]
-Ints32 = npt.NDArray[np.int32]
-
 
 class Fault(NamedTuple):
     """Why a request cannot go on."""
@@ -42,55 +40,6 @@ class Fault(NamedTuple):
 
 
 _UNKNOWN = Fault("The runner does not know this request; send it again.")
-
-
-class BlockTable:
-    """Blocks of every row in one KV group, in the order of their tokens."""
-
-    def __init__(self, block_size: int, num_rows: int, max_tokens: int):
-        self.block_size = block_size
-        # Zeros of this size are untouched memory until a row is used.
-        self.entries = np.zeros((num_rows, -(-max_tokens // block_size)), np.int32)
-        self.used = np.zeros(num_rows, np.int64)
-
-        self.changes = 0
-        """Moves on with each change."""
-        self.last_change: tuple[Ints, Ints, Ints] | None = None
-        """Rows, columns and blocks of the entries that were all of the last one."""
-
-    def append(self, rows: Ints, columns: Ints, blocks: Ints) -> None:
-        """Take in new entries, those of a row in rising order."""
-        width = self.entries.shape[1]
-        if len(columns) and columns.max() >= width:
-            # Lookahead past the context; nothing is ever computed there.
-            inside = columns < width
-            rows, columns, blocks = rows[inside], columns[inside], blocks[inside]
-        self.entries[rows, columns] = blocks
-        self.used[rows] = columns + 1
-        self.changes += 1
-        self.last_change = rows, columns, blocks
-
-    def clear(self, row: int) -> None:
-        self.entries[row, : self.used[row]] = 0
-        self.used[row] = 0
-        self.changes += 1
-        self.last_change = None
-
-    def of_rows(self, rows: Ints) -> npt.NDArray[np.int32]:
-        """The table of these rows' requests, as wide as the longest."""
-        return self.entries[:, : self.used[rows].max()].take(rows, axis=0)
-
-    def have_room(self, rows: Ints, ends: Ints) -> npt.NDArray[np.bool_]:
-        """Whether each row has blocks for so many tokens."""
-        return self.used[rows] * self.block_size >= ends
-
-    def slots(self, rows: Ints, positions: Ints) -> Ints:
-        blocks = positions // self.block_size
-        return (self.entries[rows, blocks] - blocks) * self.block_size + positions
-
-    def grow(self, num_rows: int) -> None:
-        self.entries = _grow(self.entries, num_rows, self.used)
-        self.used = _grow(self.used, num_rows)
 
 
 @dataclass
@@ -479,24 +428,13 @@ class RequestStates:
     def _grow(self) -> None:
         """Preempted requests keep their rows, so there can be more rows than run at once."""
         num_rows = 2 * len(self.lengths)
-        self.token_ids = _grow(self.token_ids, num_rows, self.lengths)
-        self.lengths = _grow(self.lengths, num_rows)
-        self.scored = _grow(self.scored, num_rows)
-        self.departed = _grow(self.departed, num_rows)
-        self.params = _grow(self.params, num_rows)
+        self.token_ids = grown(self.token_ids, num_rows, self.lengths)
+        self.lengths = grown(self.lengths, num_rows)
+        self.scored = grown(self.scored, num_rows)
+        self.departed = grown(self.departed, num_rows)
+        self.params = grown(self.params, num_rows)
         if self.slots is not None:
-            self.slots = _grow(self.slots, num_rows)
+            self.slots = grown(self.slots, num_rows)
         for table in self.tables:
             table.grow(num_rows)
-        self._held = _grow(self._held, num_rows)
-
-
-def _grow(old: np.ndarray, num_rows: int, used: Ints | None = None) -> np.ndarray:
-    """A copy with more rows; of wide arrays only what is used, so the rest stays untouched."""
-    new = np.zeros((num_rows, *old.shape[1:]), old.dtype)
-    if used is None:
-        new[: len(old)] = old
-    else:
-        for row, count in enumerate(used.tolist()):
-            new[row, :count] = old[row, :count]
-    return new
+        self._held = grown(self._held, num_rows)

@@ -4,6 +4,7 @@ vectors, or with a head the scores of a classifier or cross-encoder."""
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.families.encoders import (
     attention_of,
     encoder_activation,
@@ -26,7 +27,6 @@ from pagoda.arch.read import (
     config_reader,
 )
 from pagoda.arch.spec import (
-    EncoderSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,

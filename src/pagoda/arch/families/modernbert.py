@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.families.encoders import (
     attention_of,
     encoder_activation,
@@ -26,7 +27,6 @@ from pagoda.arch.read import (
 from pagoda.arch.rope import rope_from_config
 from pagoda.arch.spec import (
     AttentionSpec,
-    EncoderSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,

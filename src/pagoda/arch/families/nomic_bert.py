@@ -4,6 +4,7 @@ feed-forward part is gated."""
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.families.encoders import (
     attention_of,
     encoder_activation,
@@ -23,7 +24,6 @@ from pagoda.arch.read import (
     config_reader,
 )
 from pagoda.arch.spec import (
-    EncoderSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.latent import LatentSpec
 from pagoda.arch.spec import (
     AttentionSpec,
     DeltaNetSpec,
     DraftHeadSpec,
     Eagle3Spec,
-    EncoderSpec,
     LayerSpec,
     MlpSpec,
     ModelSpec,

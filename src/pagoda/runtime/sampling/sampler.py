@@ -10,6 +10,7 @@ import torch
 
 from pagoda.core.messages import TokenLogprobs
 from pagoda.kernels import ops
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.sampling.grammar import apply_grammars
@@ -18,7 +19,7 @@ from pagoda.runtime.sampling.near_top import keep_near_top
 from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.penalties import apply_penalties
 from pagoda.runtime.sampling.rules import apply_rules
-from pagoda.runtime.states import Fault, Ints, RequestStates
+from pagoda.runtime.states import Fault, RequestStates
 
 # What changes logits, and with them the largest, by what was generated before.
 CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR | Needs.CHAIN

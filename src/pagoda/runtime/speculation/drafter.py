@@ -10,10 +10,11 @@ import torch
 from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import DraftHead
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.sampling.sampler import choose
-from pagoda.runtime.states import Ints, RequestStates, Scheduled
+from pagoda.runtime.states import RequestStates, Scheduled
 from pagoda.runtime.steps.captured import CapturedSteps, Outputs
 from pagoda.runtime.steps.inputs import StepArrays, build_batch, step_arrays
 from pagoda.runtime.steps.prepared import PreparedStep

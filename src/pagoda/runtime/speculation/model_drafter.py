@@ -5,11 +5,12 @@ import torch
 from torch.nn.functional import pad
 
 from pagoda.arch.spec import ModelSpec
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import Device, to_tensor
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax, choose
-from pagoda.runtime.states import Ints, RequestStates
+from pagoda.runtime.states import RequestStates
 from pagoda.runtime.steps.inputs import GroupArrays, StepArrays, build_batch
 from pagoda.runtime.steps.prepared import PreparedStep
 from pagoda.runtime.steps.program import Computed, StepLimits, StepProgram

@@ -18,11 +18,11 @@ from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes, format_seconds
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.captured import CapturedSize, usual_sizes
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.head import OutputHead
 from pagoda.runtime.sampling.sampler import FirstMax
-from pagoda.runtime.states import Ints
 from pagoda.runtime.steps.device_inputs import DeviceInputs
 from pagoda.runtime.steps.graphs import Graph, GraphMaker
 from pagoda.runtime.steps.inputs import StateArrays, StepArrays, first_blocks

@@ -8,9 +8,9 @@ import torch
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.adapters import NO_SLOT
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import copy_to, to_tensor
-from pagoda.runtime.states import Ints
 from pagoda.runtime.steps.inputs import StepArrays
 from pagoda.runtime.steps.program import Inputs, StepLimits
 

@@ -8,10 +8,11 @@ import torch
 
 from pagoda.core.batch import NEVER
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.runtime.block_table import BlockTable, Ints, Ints32
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import to_tensor
 from pagoda.runtime.media import MediaRows
-from pagoda.runtime.states import BlockTable, Ints, Ints32, RequestStates, Scheduled
+from pagoda.runtime.states import RequestStates, Scheduled
 
 
 @dataclass

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 
 from pagoda.core.plan import StepPlan, StepResult
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.device import Fetch, to_tensor
 from pagoda.runtime.sampling.sampler import row_faults
-from pagoda.runtime.states import Fault, Ints, RequestStates
+from pagoda.runtime.states import Fault, RequestStates
 from pagoda.runtime.steps.prepared import PreparedStep
 from pagoda.runtime.steps.results import Results, left_out
 

@@ -8,17 +8,11 @@ import numpy as np
 import torch
 
 from pagoda.core.plan import StepPlan
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.media import MediaEncoder
 from pagoda.runtime.profile import StepTimes
 from pagoda.runtime.sampling.params import Needs
-from pagoda.runtime.states import (
-    Fault,
-    Ints,
-    RequestStates,
-    SamplePlaces,
-    Scheduled,
-    state_blocks,
-)
+from pagoda.runtime.states import Fault, RequestStates, SamplePlaces, Scheduled, state_blocks
 from pagoda.runtime.steps.inputs import StepArrays, step_arrays
 
 

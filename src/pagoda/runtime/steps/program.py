@@ -12,10 +12,10 @@ from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
 from pagoda.runtime.adapters import NO_SLOT
+from pagoda.runtime.block_table import Ints, Ints32
 from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.sampler import FirstMax
-from pagoda.runtime.states import Ints, Ints32
 from pagoda.runtime.steps.inputs import GroupArrays, StateArrays, StepArrays, first_blocks
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.sampling.sampler import Sampled
-from pagoda.runtime.states import Ints
 from pagoda.runtime.steps.prepared import PreparedStep
 
 

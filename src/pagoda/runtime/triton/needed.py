@@ -12,10 +12,10 @@ from pagoda.base.log import get_logger
 from pagoda.core.kvcache.spec import GroupSpec
 from pagoda.kernels import ops
 from pagoda.models.base import Model
+from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import CacheMemory
 from pagoda.runtime.device import CpuDevice
 from pagoda.runtime.profile import step_of
-from pagoda.runtime.states import Ints
 from pagoda.runtime.steps.program import StepLimits
 
 logger = get_logger(__name__)
