@@ -184,7 +184,7 @@ CASES = {
         {
             **tiny.GEMMA3N, "altup_num_inputs": 3, "laurel_rank": 8, "altup_correct_scale": False,
             "num_kv_shared_layers": 0, "vocab_size_per_layer_input": 190, "hidden_size": 80,
-            "attention_bias": True, "head_dim": 24, "final_logit_softcapping": None,
+            "attention_bias": True, "head_dim": 24, "final_logit_softcapping": 9.0,
             "activation_sparsity_pattern": [0.0] * 6, "intermediate_size": 96,
         },
     ),

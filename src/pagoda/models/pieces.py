@@ -92,8 +92,8 @@ class Piece:
         return None if rows is None else slice(rows.start * inner, rows.stop * inner)
 
     def _inner(self, info: TensorInfo) -> int:
-        """Rows of the folded tensor that make one of the matrix's."""
-        return prod(info.shape[:-1]) // self._height
+        """Rows of the folded tensor that make one of the matrix's; a vector may be a row."""
+        return max(1, prod(info.shape[:-1]) // self._height)
 
     def _flat(self, raw: torch.Tensor, info: TensorInfo) -> torch.Tensor:
         """A row for each of the matrix's."""

@@ -35,5 +35,6 @@ def match_rms(x: Tensor, like: Tensor, least: float) -> Tensor:
 def cut_columns(x: Tensor, cut: float) -> None:
     """As `Ops.cut_columns`."""
     wide = x.float()
-    mean, deviation = wide.mean(-1, keepdim=True), wide.std(-1, keepdim=True, correction=0)
-    x.copy_((wide - (mean + cut * deviation)).clamp(min=0))
+    apart = wide - wide.mean(-1, keepdim=True)
+    deviation = apart.square().mean(-1, keepdim=True).sqrt()
+    x.copy_((apart - cut * deviation).clamp(min=0))
