@@ -224,10 +224,7 @@ def test_bad_samplers(shared: RunningServer, route: str, sent: dict[str, Any], p
 
 @pytest.mark.parametrize(
     ("field", "refused", "neutral"),
-    [
-        *((absent.native, 0.5, float(absent.neutral[0])) for absent in ABSENT),
-        ("lora", [{"id": 0, "scale": 1}], []),
-    ],
+    [(absent.native, 0.5, float(absent.neutral[0])) for absent in ABSENT],
 )
 def test_what_would_change_the_result_is_refused_by_name(
     shared: RunningServer, field: str, refused: Any, neutral: Any
