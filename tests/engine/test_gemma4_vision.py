@@ -148,7 +148,7 @@ def test_a_picture_has_marks_around_it(folder):
     "config",
     [
         pytest.param(GEMMA4_31B, id="31B", marks=pytest.mark.exhaustive),
-        pytest.param(GEMMA4_26B_A4B, id="26B-A4B"),
+        pytest.param(GEMMA4_26B_A4B, id="26B-A4B", marks=pytest.mark.exhaustive),
     ],
 )
 def test_real_sizes_with_random_weights(config, tmp_path):

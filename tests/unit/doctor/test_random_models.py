@@ -76,7 +76,7 @@ def _on_disk(config, subject, hardware, length) -> int | None:
     return plan.placement.nbytes
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=70, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(configs(), questions(), st.sampled_from([4, 24, 192, 2048]), st.data())
 def test_any_model_is_planned(tmp_path, config, question, total, data):
     (tmp_path / "config.json").write_text(json.dumps(config))
