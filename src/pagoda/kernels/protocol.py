@@ -76,6 +76,13 @@ class Ops(Protocol):
         of x + residual where there is one; computed in fp32, in x's dtype and shape. Weight and
         bias are fp32 [size]."""
 
+    def rotary(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """q and k [tokens, heads, dim] rotated, without a cache: pairs half of cos_sin's columns
+        apart, by the row of fp32 cos_sin [places, columns], cosines then sines, at int64 positions
+        [tokens]. q and k may be overwritten."""
+
     def encoder_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
     ) -> Tensor:
@@ -84,6 +91,13 @@ class Ops(Protocol):
         q, k, v [tokens, heads, dim], requests end to end: request i owns rows `query_start[i] :
         query_start[i + 1]`. Returns q's shape, contiguous.
         """
+
+    def patch_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    ) -> Tensor:
+        """As `encoder_attention`, for patches of pictures: run i has rows `query_start[i] :
+        query_start[i + 1]`, and all rows are in runs. A form may take its sums in another order,
+        one that suits runs of thousands."""
 
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
         """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""

@@ -20,3 +20,6 @@ def encoder_attention(
             attended = F.scaled_dot_product_attention(one, keys, values, scale=scale)
             out[begin:end] = attended[0].transpose(0, 1)
     return out
+
+
+patch_attention = encoder_attention

@@ -14,14 +14,15 @@ from pagoda.kernels.ref.delta_net import causal_conv, gated_delta_rule, gated_rm
 from pagoda.kernels.ref.draw import draw_into as draw
 from pagoda.kernels.ref.draw import top_tokens
 from pagoda.kernels.ref.embedding import take_rows
-from pagoda.kernels.ref.encoder import encoder_attention
+from pagoda.kernels.ref.encoder import encoder_attention, patch_attention
 from pagoda.kernels.ref.experts import route
 from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms_norm
+from pagoda.kernels.ref.rope import rotary
 from pagoda.kernels.ref.sampling import first_max, mask_logits
 
 __all__ = [
     "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv", "draw",
     "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum",
-    "layer_norm", "mask_logits", "norm_in_place", "rms_norm", "route", "scale", "sigmoid_mul",
-    "soft_cap", "take_rows", "top_tokens",
+    "layer_norm", "mask_logits", "norm_in_place", "patch_attention", "rms_norm", "rotary", "route",
+    "scale", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip

@@ -32,14 +32,16 @@ from pagoda.kernels.triton.norm import (
     rms_norm,
 )
 from pagoda.kernels.triton.products.routing import route
+from pagoda.kernels.triton.rope import rotary
 from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
     "activate", "activate_and_mul", "add_gated", "add_rms_norm", "add_to", "causal_conv",
     "declines", "draw", "encoder_attention", "first_max", "gated_delta_rule", "gated_rms_norm",
-    "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "paged_attention", "rms_norm",
-    "rotary_store", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "keep_sum", "layer_norm", "mask_logits", "norm_in_place", "paged_attention", "patch_attention",
+    "rms_norm", "rotary", "rotary_store", "route", "scale", "sigmoid_mul", "soft_cap", "take_rows",
+    "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor
@@ -124,6 +126,9 @@ def encoder_attention(
     form = torch_encoder if _without_tensor_cores(q) or q.shape[-1] % 2 else attention
     attended: Tensor = form.encoder_attention(q, k, v, query_start, scale=scale)
     return attended
+
+
+patch_attention = encoder_attention
 
 
 def _without_tensor_cores(x: Tensor) -> bool:

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "delta_net.h"
 #include "draw.h"
+#include "patch_attention.h"
 #include "experts.h"
 #include "logits.h"
 #include "matmul.h"
@@ -29,7 +30,10 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     experts_scratch_bytes,
     route,
     rotary_store,
+    rotary,
     paged_attention,
+    patch_attention,
+    patch_attention_scratch,
     activate_and_mul,
     sigmoid_mul,
     add_gated,
