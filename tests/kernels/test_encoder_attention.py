@@ -13,6 +13,7 @@ native = pytest.importorskip(
 LENGTHS = (1, 17, 64, 3, 130, 0, 256, 5)
 SHAPES = [(12, 32), (4, 64), (3, 6), (2, 80)]
 WINDOWS = (None, 1, 9, 65)
+OPS = [("patch_attention", None), *(("encoder_attention", window) for window in WINDOWS)]
 
 
 def reference(q, k, v, scale: float, window: int | None = None) -> torch.Tensor:
@@ -37,6 +38,12 @@ def inputs(heads: int, dim: int) -> tuple[torch.Tensor, ...]:
 STARTS = torch.tensor((0, *LENGTHS)).cumsum(0).int()
 
 
+def cpu_ops(isa: str, threads: int):
+    from pagoda.kernels.cpu.ops import CpuOps
+
+    return CpuOps(native.Native(threads, isa))
+
+
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize(("heads", "dim"), SHAPES)
 def test_the_reference(heads: int, dim: int, window: int | None):
@@ -46,30 +53,66 @@ def test_the_reference(heads: int, dim: int, window: int | None):
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
 @pytest.mark.parametrize(("heads", "dim"), SHAPES)
-def test_native(isa: str, threads: int, heads: int, dim: int, window: int | None):
-    from pagoda.kernels.cpu.ops import CpuOps
-
-    ops = CpuOps(native.Native(threads, isa))
+@pytest.mark.parametrize(("name", "window"), OPS)
+def test_native(name: str, isa: str, threads: int, heads: int, dim: int, window: int | None):
+    op = getattr(cpu_ops(isa, threads), name)
     q, k, v = inputs(heads, dim)
-    how = {"scale": dim**-0.5, "window": window}
-    found = ops.encoder_attention(q, k, v, STARTS, **how)
+    how = {"scale": dim**-0.5} if window is None else {"scale": dim**-0.5, "window": window}
+    found = op(q, k, v, STARTS, **how)
     expected = reference(q, k, v, **how)
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     # A text alone has the same bits.
     begin, end = STARTS[4].item(), STARTS[5].item()
     alone = (x[begin:end] for x in (q, k, v))
     starts = torch.tensor([0, end - begin], dtype=torch.int32)
-    torch.testing.assert_close(
-        ops.encoder_attention(*alone, starts, **how), found[begin:end], rtol=0, atol=0
-    )
+    torch.testing.assert_close(op(*alone, starts, **how), found[begin:end], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", OPS)
 @pytest.mark.parametrize("dim", [6, 7])
-def test_heads_of_any_size(dim: int):
+def test_heads_of_any_size(name: str, dim: int):
     q, k, v = inputs(3, dim)
-    found = doors.encoder_attention(q, k, v, STARTS, scale=0.3)
+    found = getattr(doors, name)(q, k, v, STARTS, scale=0.3)
     torch.testing.assert_close(found.double(), reference(q, k, v, 0.3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+def test_patches_that_lie_head_by_head(isa: str):
+    ops = cpu_ops(isa, 2)
+    q, k, v = inputs(4, 16)
+    lying = (x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v))
+    expected = ops.patch_attention(q, k, v, STARTS, scale=0.25)
+    assert torch.equal(ops.patch_attention(*lying, STARTS, scale=0.25), expected)
+
+
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+def test_a_picture_that_is_not_finite(isa: str):
+    """NaN in a head of one picture leaves the other pictures and heads as they are."""
+    ops = cpu_ops(isa, 2)
+    q, k, v = (torch.randn(70, 3, 8) for _ in range(3))
+    starts = torch.tensor([0, 30, 70], dtype=torch.int32)
+    clean = ops.patch_attention(q, k, v, starts, scale=0.5)
+    k[40, 1, 2] = torch.nan
+    found = ops.patch_attention(q, k, v, starts, scale=0.5)
+    assert torch.equal(found[:30], clean[:30]) and clean.isfinite().all()
+    assert found[30:, 1].isnan().all()
+    assert torch.equal(found[30:, ::2], clean[30:, ::2])
+
+
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+def test_weights_of_all_sizes(isa: str):
+    """Scores far apart, and a highest one that comes last."""
+    q, k, v = inputs(3, 16)
+    k = k * torch.linspace(0, 6, len(k))[:, None, None]
+    found = cpu_ops(isa, 1).patch_attention(q, k, v, STARTS, scale=4.0)
+    torch.testing.assert_close(found.double(), reference(q, k, v, 4.0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("starts", [[0, 5], [1, 8], [0, 6, 4, 8]])
+def test_all_patches_are_in_runs(starts: list[int]):
+    x = torch.zeros(8, 1, 4)
+    with pytest.raises(ValueError, match="must rise from 0 to 8"):
+        doors.patch_attention(x, x, x, torch.tensor(starts, dtype=torch.int32), scale=1.0)

@@ -258,6 +258,18 @@ def test_rotation_of_queries_alone(ops, rows, normed):
     assert torch.equal(wide[:, heads * dim :], beyond)
 
 
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(6, 6), (22, 4), (64, 64)])
+def test_rotary_in_place(ops, rows, dim, rotary_dim):
+    """Some heads of one projection turn, between others that stay."""
+    qkv = torch.randn(rows, 3, 5, dim)
+    positions, cos_sin = torch.randint(0, 40, (rows,)), torch.randn(40, rotary_dim)
+    expected = qkv.clone()
+    q, k = rope.rotary(qkv[:, 0, 1:4], qkv[:, 1], positions, cos_sin)
+    expected[:, 0, 1:4], expected[:, 1] = q, k
+    ops.rotary(qkv[:, 0, 1:4], qkv[:, 1], positions, cos_sin)
+    torch.testing.assert_close(qkv, expected)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
 def test_rotary_store_of_normalized_values(ops, dtype, shared):

@@ -13,7 +13,7 @@ from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
 from pagoda.kernels.cpu import heads as packed_heads
 from pagoda.kernels.protocol import Ops
-from pagoda.kernels.ref import delta_net, embedding, experts, heads, linear, rope
+from pagoda.kernels.ref import delta_net, embedding, experts, heads, linear
 from pagoda.kernels.ref import draw as drawing
 from pagoda.kernels.ref.dequant import formats as dequant
 from pagoda.kernels.selector import form
@@ -77,14 +77,9 @@ norm_in_place = _by_first(Ops.norm_in_place)
 add_rms_norm = _by_first(Ops.add_rms_norm)
 add_to = _by_first(Ops.add_to)
 layer_norm = _by_first(Ops.layer_norm)
-
-
-def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-    """q and k [tokens, heads, dim] rotated, without a cache; else as `rotary_store`."""
-    return rope.rotary(q, k, positions, cos_sin)
-
-
+rotary = _by_first(Ops.rotary)
 encoder_attention = _by_first(Ops.encoder_attention)
+patch_attention = _by_first(Ops.patch_attention)
 activate_and_mul = _by_first(Ops.activate_and_mul)
 activate_mul = _by_first(Ops.activate_mul)
 sigmoid_mul = _by_first(Ops.sigmoid_mul)

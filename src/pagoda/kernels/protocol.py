@@ -77,6 +77,13 @@ class Ops(Protocol):
         of x + residual where there is one; computed in fp32, in x's dtype and shape. Weight and
         bias are fp32 [size]."""
 
+    def rotary(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """q and k [tokens, heads, dim] rotated, without a cache: pairs half of cos_sin's columns
+        apart, by the row of fp32 cos_sin [places, columns], cosines then sines, at int64 positions
+        [tokens]. q and k may be overwritten."""
+
     def encoder_attention(
         self,
         q: Tensor,
@@ -93,6 +100,13 @@ class Ops(Protocol):
         query_start[i + 1]`. With a window a token sees those fewer places away, on either side.
         Returns q's shape, contiguous.
         """
+
+    def patch_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    ) -> Tensor:
+        """As `encoder_attention`, for patches of pictures: run i has rows `query_start[i] :
+        query_start[i + 1]`, and all rows are in runs. A form may take its sums in another order,
+        one that suits runs of thousands."""
 
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
         """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""

@@ -104,7 +104,7 @@ class PooledBlock(nn.Module):
             for part, weight in ((q, self.q_norm.weight), (k, self.k_norm.weight), (v, ones))
         )  # fmt: skip
         q, k = _turned(q, k, turns)
-        attended = ops.encoder_attention(q, k, v, picture, scale=1.0)
+        attended = ops.patch_attention(q, k, v, picture, scale=1.0)
         x = x + self.attention_result_norm(self.output(attended.flatten(1)))
         inner = ops.activate_and_mul(self.gate_up(self.mlp_norm(x)), self.activation)
         out: torch.Tensor = x + self.result_norm(self.down(inner))

@@ -74,9 +74,10 @@ class SiglipTower(nn.Module):
         x = yield from by_rows(self.patches, patches, unit / cost)
         x = x + self.positions(torch.arange(len(x), device=device)).to(x.dtype)
         picture = torch.tensor([0, len(x)], dtype=torch.int32, device=device)
+        room = x.new_empty((4, *x.shape))
         for block in self.blocks:
             assert isinstance(block, VisionBlock)
-            x = yield from block.slices(x, None, picture, unit)
+            x = yield from block.slices(x, room, None, picture, unit)
         _, rows, columns = grid
         merge = spec.merge
         squares = self.norm(x).view(rows // merge, merge, columns // merge, merge, -1)

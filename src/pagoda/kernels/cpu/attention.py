@@ -106,6 +106,20 @@ class CpuAttention:
         out: Tensor = q.unflatten(-1, (width // dim, dim))
         return out
 
+    def rotary(
+        self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `Ops.rotary`, in place; rows and heads of q and k may lie any distance apart."""
+        _check("positions", positions, torch.int64, (len(q),))
+        for name, x in (("q", q), ("k", k)):
+            _, heads, dim = _dims(name, x, 3)
+            _check_heads(name, x, (len(q), heads, dim))
+            self._native.rotary(
+                x.data_ptr(), len(x), x.stride(0), x.stride(1), heads, positions.data_ptr(),
+                cos_sin.data_ptr(), _rotary_dim(cos_sin, dim),
+            )  # fmt: skip
+        return q, k
+
     def paged_attention(
         self,
         q: Tensor,
@@ -160,7 +174,7 @@ class CpuAttention:
         window: int | None = None,
     ) -> Tensor:
         """As `Ops.encoder_attention`; q may be rows of qkv. Keys lie in a cache that lasts for this
-        call: in blocks where there is one text (a picture), else each alone."""
+        call: in blocks where there is one text, else each alone."""
         if q.shape[-1] % 2:
             return reference.encoder_attention(q, k, v, query_start, scale=scale, window=window)
         lens = query_start.diff()
@@ -179,6 +193,27 @@ class CpuAttention:
         return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
                                     scale=scale, window=window, sees_until=sees_until,
                                     both_ways=window is None)  # fmt: skip
+
+    def patch_attention(
+        self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+    ) -> Tensor:
+        """As `Ops.patch_attention`; rows and heads of q, k and v may lie any distance apart."""
+        rows, heads, dim = _dims("q", q, 3)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            _check_heads(name, x, (rows, heads, dim))
+        (ends,) = _dims("query_start", query_start, 1)
+        _check("query_start", query_start, torch.int32)
+        if query_start[0] != 0 or query_start[-1] != rows or (query_start.diff() < 0).any():
+            starts = query_start.tolist()
+            raise ValueError(f"query_start is {starts}; it must rise from 0 to {rows}.")
+        # Head by head: rows of all heads, some KB apart, would share a few lines of a core's cache.
+        k, v = (x.transpose(0, 1).contiguous() for x in (k, v))
+        out = empty((rows, heads, dim))
+        self._native.patch_attention(
+            q.data_ptr(), q.stride(0), q.stride(1), k.data_ptr(), v.data_ptr(), rows, heads, dim,
+            query_start.data_ptr(), ends - 1, scale, out.data_ptr(),
+        )  # fmt: skip
+        return out
 
 
 def _ends_of_sight(query_start: Tensor, window: int) -> Tensor:
@@ -200,6 +235,13 @@ def _rotary_dim(cos_sin: Tensor | None, dim: int) -> int:
             f"cos_sin has {rotary_dim} columns; heads of {dim} need an even number up to {dim}."
         )
     return rotary_dim
+
+
+def _check_heads(name: str, tensor: Tensor, shape: tuple[int, int, int]) -> None:
+    """fp32 [rows, heads, dim] whose heads are contiguous."""
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}; it must be {shape}.")
+    _check(name, tensor[0, 0] if tensor.numel() else tensor, torch.float32)
 
 
 def _cache(k_cache: Tensor, v_cache: Tensor) -> KvCache:

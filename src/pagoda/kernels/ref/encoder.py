@@ -31,6 +31,9 @@ def encoder_attention(
     return out
 
 
+patch_attention = encoder_attention
+
+
 def _near(count: int, window: int, device: torch.device) -> Tensor:
     places = torch.arange(count, device=device)
     return (places[:, None] - places).abs() < window

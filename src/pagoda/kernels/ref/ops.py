@@ -16,9 +16,10 @@ from pagoda.kernels.ref.delta_net import causal_conv, gated_delta_rule, gated_rm
 from pagoda.kernels.ref.draw import draw_into as draw
 from pagoda.kernels.ref.draw import top_tokens
 from pagoda.kernels.ref.embedding import take_rows
-from pagoda.kernels.ref.encoder import encoder_attention
+from pagoda.kernels.ref.encoder import encoder_attention, patch_attention
 from pagoda.kernels.ref.experts import route
 from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms_norm
+from pagoda.kernels.ref.rope import rotary
 from pagoda.kernels.ref.sampling import first_max, mask_logits
 from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 
@@ -26,6 +27,6 @@ __all__ = [
     "activate", "activate_and_mul", "activate_mul", "add_adapters", "add_gated", "add_rms_norm",
     "add_to", "causal_conv", "cut_columns", "draw", "encoder_attention", "first_max",
     "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms",
-    "mix_streams", "norm_in_place", "rms_norm", "route", "scale", "scale_columns",
-    "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "mix_streams", "norm_in_place", "patch_attention", "rms_norm", "rotary", "route", "scale",
+    "scale_columns", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip

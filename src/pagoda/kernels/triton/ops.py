@@ -36,6 +36,7 @@ from pagoda.kernels.triton.norm import (
     rms_norm,
 )
 from pagoda.kernels.triton.products.routing import route
+from pagoda.kernels.triton.rope import rotary
 from pagoda.kernels.triton.sampling import first_max, mask_logits, top_tokens
 from pagoda.kernels.triton.target import capability, capability_of, offers
 
@@ -43,9 +44,9 @@ __all__ = [
     "activate", "activate_and_mul", "activate_mul", "add_adapters", "add_gated", "add_rms_norm",
     "add_to", "causal_conv", "cut_columns", "declines", "draw", "encoder_attention",
     "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits",
-    "match_rms", "mix_streams", "norm_in_place", "paged_attention", "rms_norm", "rotary_store",
-    "rotate", "route", "scale", "scale_columns", "sigmoid_mul", "soft_cap", "take_rows",
-    "top_tokens",
+    "match_rms", "mix_streams", "norm_in_place", "paged_attention", "patch_attention",
+    "rms_norm", "rotary", "rotary_store", "rotate", "route", "scale", "scale_columns",
+    "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor
@@ -136,6 +137,9 @@ def encoder_attention(
     form = torch_encoder if _without_tensor_cores(q) or q.shape[-1] % 2 else attention
     attended: Tensor = form.encoder_attention(q, k, v, query_start, scale=scale, window=window)
     return attended
+
+
+patch_attention = encoder_attention
 
 
 def _without_tensor_cores(x: Tensor) -> bool:

@@ -33,7 +33,7 @@ def _rotary(
 
 
 def rotary(q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As `kernels.ops.rotary`."""
+    """As `Ops.rotary`."""
     return _rotated(q, positions, cos_sin), _rotated(k, positions, cos_sin)
 
 

@@ -259,6 +259,15 @@ class Native {
             rows);
     }
 
+    void rotary(uintptr_t x, int64_t rows, int64_t stride, int64_t head_stride, int64_t heads,
+                uintptr_t positions, uintptr_t cos_sin, int64_t rotary_dim) {
+        compute("rotary", kernels_->rotary,
+                Rotary{pointer<float>(x), stride, head_stride, heads,
+                       pointer<const int64_t>(positions), pointer<const float>(cos_sin),
+                       rotary_dim},
+                rows);
+    }
+
     // `max_kv_len` is the longest context that `block_table` has room for.
     void paged_attention(uintptr_t q, int64_t rows, int64_t q_stride, int64_t heads,
                          const KvCache& cache, uintptr_t block_table, int64_t table_stride,
@@ -278,6 +287,22 @@ class Native {
             PagedAttention step = op;
             step.scratch = scratch;
             kernels->paged_attention(step, rows, pool);
+        }, rows, [bytes](int64_t) { return bytes; });
+    }
+
+    void patch_attention(uintptr_t q, int64_t q_stride, int64_t q_head_stride, uintptr_t k,
+                         uintptr_t v, int64_t rows, int64_t heads, int64_t dim,
+                         uintptr_t query_start, int64_t runs, float scale, uintptr_t out) {
+        const int64_t bytes = kernels_->patch_attention_scratch(runs, dim, num_threads());
+        const PatchAttention op{
+            pointer<const float>(q), q_stride, q_head_stride, pointer<const float>(k),
+            pointer<const float>(v), heads, dim, pointer<const int32_t>(query_start), runs,
+            scale, pointer<float>(out), nullptr};
+        const Kernels* kernels = kernels_;
+        compute("patch_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            PatchAttention step = op;
+            step.scratch = reinterpret_cast<char*>(scratch);
+            kernels->patch_attention(step, rows, pool);
         }, rows, [bytes](int64_t) { return bytes; });
     }
 
@@ -617,7 +642,9 @@ NB_MODULE(_native, module) {
         .def("head_products", &Native::head_products)
         .def("add_adapters", &Native::add_adapters)
         .def("rotary_store", &Native::rotary_store)
+        .def("rotary", &Native::rotary)
         .def("paged_attention", &Native::paged_attention)
+        .def("patch_attention", &Native::patch_attention)
         .def("activate_and_mul", &Native::activate_and_mul)
         .def("sigmoid_mul", &Native::sigmoid_mul)
         .def("add_gated", &Native::add_gated)

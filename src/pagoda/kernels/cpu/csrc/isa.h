@@ -116,7 +116,10 @@ struct Kernels {
     int64_t (*add_adapters_scratch_bytes)(const AddAdapters&, int64_t rows);
     void (*route)(const Route&, int64_t rows, Pool&);
     void (*rotary_store)(const RotaryStore&, int64_t rows, Pool&);
+    void (*rotary)(const Rotary&, int64_t rows, Pool&);
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
+    void (*patch_attention)(const PatchAttention&, int64_t rows, Pool&);
+    int64_t (*patch_attention_scratch)(int64_t runs, int64_t dim, int64_t threads);
     void (*activate_and_mul)(const ActivateAndMul&, int64_t rows, Pool&);
     void (*sigmoid_mul)(const SigmoidMul&, int64_t rows, Pool&);
     void (*add_gated)(const AddGated&, int64_t rows, Pool&);

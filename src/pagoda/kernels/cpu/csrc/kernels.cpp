@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "delta_net.h"
 #include "draw.h"
+#include "patch_attention.h"
 #include "experts.h"
 #include "head_products.h"
 #include "logits.h"
@@ -36,7 +37,10 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     add_adapters_scratch_bytes,
     route,
     rotary_store,
+    rotary,
     paged_attention,
+    patch_attention,
+    patch_attention_scratch,
     activate_and_mul,
     sigmoid_mul,
     add_gated,

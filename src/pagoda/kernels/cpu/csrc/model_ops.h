@@ -47,6 +47,17 @@ struct RotaryStore {
     bool values_are_keys = false;
 };
 
+// Turns heads in place, without a cache.
+struct Rotary {
+    float* x;                  // [rows, heads, dim], rows and heads any distance apart
+    int64_t stride;
+    int64_t head_stride;
+    int64_t heads;
+    const int64_t* positions;  // [rows]
+    const float* cos_sin;      // [positions, rotary_dim], as above
+    int64_t rotary_dim;
+};
+
 // Attention over the cached tokens of each request: causal, or with `both_ways` every query sees
 // all of them (an encoder's). Request i owns the rows from query_start[i] to query_start[i + 1],
 // its last tokens of kv_lens[i]. Requests from the first
@@ -73,6 +84,22 @@ struct PagedAttention {
     // own; never falling within a request, and at most its kv_lens.
     const int32_t* sees_until = nullptr;
     float cap = 0;  // c, if a logit x becomes c * tanh(x / c); 0: it stays
+};
+
+// Attention of the patches of each run to all of that run; no cache. Runs lie one after the other.
+struct PatchAttention {
+    const float* q;              // [rows, heads, dim], rows and heads any distance apart
+    int64_t q_stride;
+    int64_t q_head_stride;
+    const float* k;              // [heads, rows, dim]
+    const float* v;              // likewise
+    int64_t heads;
+    int64_t dim;
+    const int32_t* query_start;  // [runs + 1], from 0 to rows
+    int64_t runs;
+    float scale;
+    float* out;                  // [rows, heads, dim]
+    char* scratch;               // see patch_attention_scratch
 };
 
 enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };

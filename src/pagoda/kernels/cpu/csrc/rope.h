@@ -125,5 +125,14 @@ void rotary_store(const RotaryStore& op, int64_t rows, Pool& pool) {
     }
 }
 
+void rotary(const Rotary& op, int64_t rows, Pool& pool) {
+    const int64_t half = op.rotary_dim / 2;
+    run_rows(pool, rows, 2 * op.heads * op.rotary_dim, [&](int64_t row) {
+        const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
+        for (int64_t head = 0; head < op.heads; ++head)
+            rotate_head(op.x + row * op.stride + head * op.head_stride, cos, cos + half, half);
+    });
+}
+
 }  // namespace
 }  // namespace pagoda

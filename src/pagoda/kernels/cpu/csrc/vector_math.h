@@ -393,17 +393,21 @@ inline float sum_of_squares(const float* x, int64_t size) {
     return total;
 }
 
-// 2^(whole + part) for whole numbers from -127 on, and part from -0.5 to 0.5. Relative error
-// 1.6e-7: minimax polynomial (Lawson's iteration) with 2^0 = 1 exactly; 0 below 2^-126.
-inline Floats power_of_two(Floats whole, Floats part) {
+// 2^part from -0.5 to 0.5. Relative error 1.6e-7: minimax polynomial (Lawson's iteration) with
+// 2^0 = 1 exactly.
+inline Floats power_of_part(Floats part) {
     Floats y = Floats::all(0x1.5bba14p-10f);
     y = Floats::fma(y, part, Floats::all(0x1.3cea88p-7f));
     y = Floats::fma(y, part, Floats::all(0x1.c6b752p-5f));
     y = Floats::fma(y, part, Floats::all(0x1.ebf9bcp-3f));
     y = Floats::fma(y, part, Floats::all(0x1.62e42ap-1f));
-    y = Floats::fma(y, part, Floats::all(1.0f));
+    return Floats::fma(y, part, Floats::all(1.0f));
+}
+
+// 2^(whole + part) for whole numbers from -127 on; 0 below 2^-126.
+inline Floats power_of_two(Floats whole, Floats part) {
     const Floats limit = Floats::all(-126.0f);
-    return zero_below(times_power(y, max(limit, whole)), whole, limit);
+    return zero_below(times_power(power_of_part(part), max(limit, whole)), whole, limit);
 }
 
 constexpr float kLog2E = 0x1.715476p+0f;
@@ -413,6 +417,13 @@ inline Floats exp2(Floats x) {
     x = min(Floats::all(128.0f), max(Floats::all(-127.0f), x));
     const Floats whole = round_even(x);
     return power_of_two(whole, x - whole);
+}
+
+// 2^x for x up to 0, and 2^-126 at the least; NaN stays NaN. Half as long as `exp2`.
+inline Floats exp2_of_negative(Floats x) {
+    x = max(Floats::all(-126.0f), x);
+    const Floats whole = round_even(x);
+    return times_power(power_of_part(x - whole), whole);
 }
 
 // e^x; NaN stays NaN.
