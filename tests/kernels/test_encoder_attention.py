@@ -71,7 +71,7 @@ def test_native(name: str, isa: str, threads: int, heads: int, dim: int, window:
     torch.testing.assert_close(op(*alone, starts, **how), found[begin:end], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ["encoder_attention", "patch_attention"])
 @pytest.mark.parametrize("dim", [6, 7])
 def test_heads_of_any_size(name: str, dim: int):
     q, k, v = inputs(3, dim)
