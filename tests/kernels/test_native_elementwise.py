@@ -257,8 +257,8 @@ def test_rotation_of_queries_alone(ops, rows, normed):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(wide[:, heads * dim :], beyond)
 
-@pytest.mark.parametrize("rows", ROWS)
 
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("dim", "rotary_dim"), [(6, 6), (22, 4), (64, 64)])
 def test_rotary_in_place(ops, rows, dim, rotary_dim):
     """Some heads of one projection turn, between others that stay."""
