@@ -122,8 +122,8 @@ def transposed_bytes(raw: torch.Tensor, storage: str, columns: int) -> torch.Ten
     `weights.formats.transposed` names."""
     if FORMATS[storage].block_elements > 1:
         raw = ops.dequantize(raw, storage).view(torch.uint8)
-    turned = raw.unflatten(1, (columns, -1)).transpose(0, 1)
-    return turned.flatten(1)
+    turned: torch.Tensor = raw.unflatten(1, (columns, -1)).transpose(0, 1).flatten(1)
+    return turned
 
 
 def valued(raw: torch.Tensor, storage: str, value: str) -> torch.Tensor:
