@@ -13,9 +13,9 @@ class LatentSpec:
     rank: int
     """Size of that vector, which is normalized."""
     rope_dim: int
-    """Of the rotated part, which is first in each key of the cache."""
+    """Size of the rotated part, which is first in each key of the cache."""
     key_dim: int
-    """Of a head's keys besides that part."""
+    """Size of a head's keys besides that part."""
     value_dim: int
     query_rank: int | None = None
     """Size of a normalized vector that queries are made of; None: they are made of what the layer

@@ -124,6 +124,19 @@ def test_logits_equal(case, tmp_path, device, on_triton):
     assert syncs.seen <= ({"where"} if "moe" in case or "oss" in case else set())
 
 
+def test_latent_attention_is_torchs_between_tritons_forms(tmp_path, device, on_triton):
+    reference = tiny.make("deepseek_v3", **{**tiny.DEEPSEEK_V3, "num_hidden_layers": 2})
+    reference.save_pretrained(tmp_path)
+    by_torch = AttentionChoice(KVLayout("tokens", 4), "torch")
+    model = tiny.load(tmp_path, device=device, attention=by_torch)
+    ids = tiny.random_ids(12)
+    with torch.device(device):
+        logits = Driver(model).run(ids, chunk=5)
+    torch.testing.assert_close(
+        logits.cpu(), tiny.reference_logits(reference, ids), rtol=0, atol=1e-4
+    )
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="graphs are played on the CPU's tensors")
 def test_steps_padded_to_a_captured_size(tmp_path, device, on_triton):
     """Rows of nobody neither change the others nor what these keep, K and V or states."""
