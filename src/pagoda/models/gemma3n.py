@@ -69,7 +69,7 @@ class Laurel(nn.Module):
 
     def added(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual + x + norm(up(down(x))); residual is fp32 and stays as it is."""
-        return self.norm.plus(self.up(self.down(x)), ops.add_gated(residual, x, None))
+        return self.norm.plus(self.up(self.down(x)), ops.add_gated(residual, x.float(), None))
 
 
 class Gemma3nLayer(DecoderLayer):

@@ -175,7 +175,7 @@ def test_query_scales(device):
 @pytest.mark.parametrize("normed", [False, True])
 def test_queries_alone(device, dtype, normed):
     step = Step(24, dtype, dtype)
-    q, table = step.qkv[:, : HEADS * 24], step.table[:, :16] if normed else None
+    q, table = step.qkv[:, : HEADS * 24], step.table[:, :16].contiguous() if normed else None
     norm = (step.weights[0], 1e-3) if normed else None
     scales = torch.linspace(1, 2, 50) if normed else None
     expected = ref.rotate(q.clone(), step.positions, table, 24, norm, scales)

@@ -117,6 +117,9 @@ def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:
     spec = assembled(
         spec, rules, scale=1.0, ropes=config_ropes(reader, spec), logit_cap=final_cap(reader)
     )
+    if not altup.scaled:  # a checkpoint has the vectors all the same
+        unused = prefix + "layers.*." + _CONFIG_LAYER["altup.scale"]
+        spec = replace(spec, ignored_weights=(*spec.ignored_weights, unused))
     return _finished(
         spec, borrowed(reader, "num_kv_shared_layers", windows), _config_cuts(reader, num_layers)
     )
