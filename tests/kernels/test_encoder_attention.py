@@ -63,7 +63,9 @@ def test_native(name: str, isa: str, threads: int, heads: int, dim: int, window:
     how = {"scale": dim**-0.5} if window is None else {"scale": dim**-0.5, "window": window}
     found = op(q, k, v, STARTS, **how)
     expected = reference(q, k, v, **how)
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    # Few keys share the weight, so that less of a logit's rounding averages out.
+    bound = 1e-5 if window is None else 2e-5
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
     # A text alone has the same bits.
     begin, end = STARTS[4].item(), STARTS[5].item()
     alone = (x[begin:end] for x in (q, k, v))
