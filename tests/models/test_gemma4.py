@@ -1,5 +1,6 @@
 """Gemma 4 equal to transformers' on tiny random checkpoints and pictures of any size."""
 
+from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +28,8 @@ SIZES = [
 # Random towers magnify the order of sums: transformers in fp32 is itself 1e-4 off its own fp64, and
 # what it says with AVX-512 is as far from what it says with AVX2.
 MAGNIFIED = 3e-4
+# The small one's fp32 is 3e-4 off its fp64, with which it is compared.
+SMALL_MAGNIFIED = 6e-4
 
 
 @pytest.fixture(
@@ -107,7 +110,9 @@ def test_logits_equal(packed, reference, folder, tmp_path):
     images = [picture(*size) for size in SIZES[:3]]
     prompt = vision.prompt_of(around(images, folder), tmp_path)
     ids = prompt.ids + words(6, 11)
-    expected = vision.reference_logits(reference, ids, images)
+    small = reference.config.text_config.num_kv_shared_layers > 0
+    exact = deepcopy(reference).double() if small else reference
+    expected = vision.reference_logits(exact, ids, images).float()
     loaded = tiny.load(folder, packed=packed)
     for cuts in ([], [item.start for item in prompt.items],
                  [item.start + item.length for item in prompt.items]):  # fmt: skip
@@ -115,7 +120,7 @@ def test_logits_equal(packed, reference, folder, tmp_path):
         driver.add("r", prompt)
         edges = [0, *cuts, len(prompt.ids), *range(len(prompt.ids) + 1, len(ids) + 1)]
         found = [driver.step({"r": ids[a:b]})["r"] for a, b in pairwise(edges) if a < b]
-        close(torch.cat(found), expected, MAGNIFIED)
+        close(torch.cat(found), expected, SMALL_MAGNIFIED if small else MAGNIFIED)
 
 
 def test_pictures_look_both_ways(model, folder, tmp_path, reference):

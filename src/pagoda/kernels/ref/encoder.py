@@ -31,7 +31,11 @@ def encoder_attention(
     return out
 
 
-patch_attention = encoder_attention
+def patch_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+) -> Tensor:
+    """As `Ops.patch_attention`."""
+    return encoder_attention(q, k, v, query_start, scale=scale)
 
 
 def _near(count: int, window: int, device: torch.device) -> Tensor:

@@ -139,7 +139,11 @@ def encoder_attention(
     return attended
 
 
-patch_attention = encoder_attention
+def patch_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float
+) -> Tensor:
+    """As `Ops.patch_attention`."""
+    return encoder_attention(q, k, v, query_start, scale=scale)
 
 
 def _without_tensor_cores(x: Tensor) -> bool:
