@@ -86,7 +86,7 @@ STATES = Fact(
 )
 PRELOADED = Fact("weights are mapped from the file and copied once", has=("pagoda.weights.mapped",))
 MAPPED = Fact(
-    "weights are copied into memory; experts that it has no room for are mapped from disk",
+    "weights are copied into memory; experts that it is too small for are mapped from disk",
     has=("pagoda.quant.streamed",),
 )
 NO_PLUGINS = Fact(
