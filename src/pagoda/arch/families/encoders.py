@@ -124,5 +124,5 @@ def gguf_pooling(
 
 
 def token_types(metadata_reader: Reader) -> int:
-    """Of a GGUF's tokenizer."""
+    """How many a GGUF's tokenizer has."""
     return metadata_reader.integer("token_type_count", MAX_VOCAB, 1)

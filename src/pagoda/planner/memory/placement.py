@@ -73,7 +73,7 @@ def _with_experts(spec: ModelSpec) -> list[int]:
 def _placement(
     spec: ModelSpec, held: Sequence[HeldWeight], sparse: set[int], first: int
 ) -> Placement:
-    """Of the experts of the layers `sparse`, and of all matrices from layer `first` on."""
+    """Experts of the layers `sparse`, and all matrices from layer `first` on, are elsewhere."""
     params: set[str] = set()
     total = of_token = 0.0
     at_once: defaultdict[str, float] = defaultdict(float)
