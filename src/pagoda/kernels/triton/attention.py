@@ -433,7 +433,8 @@ def _encoder_attention(
             values = tl.load(v + row[:, None] * v_row + head * v_head + dims[None, :],
                              mask=seen[:, None] & (dims[None, :] < DIM), other=0)  # fmt: skip
             logits = tl.dot(queries, keys, input_precision="ieee") * (scale * _LOG2E)
-            visible = seen[None, :]
+            # Of one shape in both cases, as Triton wants it.
+            visible = seen[None, :] & (token >= 0)[:, None]
             if window > 0:
                 visible &= tl.abs(token[:, None] - at[None, :]) < window
             logits = tl.where(visible, logits, float("-inf"))
