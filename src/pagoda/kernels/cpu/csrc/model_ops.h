@@ -75,7 +75,7 @@ struct PagedAttention {
     float cap = 0;  // c, if a logit x becomes c * tanh(x / c); 0: it stays
 };
 
-enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kRelu = 2, kIdentity = 3 };
 
 // y = activation(gate) * x.
 struct ActivateAndMul {
@@ -132,7 +132,7 @@ struct StateSlots {
     int64_t max_reqs;
 };
 
-// y[t] = silu(sum over i of weight[i] * x[t - width + 1 + i]) per channel.
+// y[t] = bias + sum over i of weight[i] * x[t - width + 1 + i] per channel, or silu of that.
 struct CausalConv {
     const float* x;       // [rows, channels], stride apart
     int64_t stride;
@@ -143,6 +143,8 @@ struct CausalConv {
     int64_t slot_stride;
     StateSlots slots;
     float* y;             // [rows, channels]
+    const float* bias;    // [channels], or null
+    bool silu;
 };
 
 constexpr int64_t kMaxKeyDim = 256;
