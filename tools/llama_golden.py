@@ -59,6 +59,15 @@ EXPERTS = {
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 32,
 }  # fmt: skip
+LFM2 = {
+    "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0,
+    "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
+}  # fmt: skip
+LFM2_MOE = {
+    "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "pad_token_id": 0,
+    "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 GEMMA2 = {
     "head_dim": 32, "num_hidden_layers": 3, "sliding_window": 8, "query_pre_attn_scalar": 32,
     "pad_token_id": 0, "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
@@ -150,6 +159,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen35": ("Qwen3_5ForCausalLM", HYBRID),
     "qwen35moe": ("Qwen3_5MoeForCausalLM", {**HYBRID, **EXPERTS}),
     "qwen3next": ("Qwen3NextForCausalLM", {**HYBRID, **EXPERTS}),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "lfm2moe": ("Lfm2MoeForCausalLM", LFM2_MOE),
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3": ("Gemma3ForCausalLM", GEMMA3),
     "gemma4": ("Gemma4ForCausalLM", GEMMA4),
@@ -283,7 +294,7 @@ def _write_checkpoint(folder: Path, architecture: str, changes: dict[str, Any]) 
             values = np.round(chance.standard_normal(weight.shape) * 1.2) / 8
             weight.copy_(torch.from_numpy(values) + (base if "norm" in name else 0.0))
         for name, number in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 number.copy_(torch.from_numpy(chance.randint(-2, 3, number.shape) / 8))
             if name.endswith("layer_scalar"):
                 number.copy_(torch.tensor(chance.randint(4, 12) / 8))

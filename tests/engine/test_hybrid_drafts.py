@@ -19,6 +19,7 @@ from tests.models import tiny
 from tests.plans import propose
 
 COUNT = 20
+FAMILIES = {"qwen3_5": tiny.QWEN3_5, "lfm2": tiny.LFM2}
 LENGTHS = [5, 17, 33, 50, 70, 90]
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "seed": 3}]
 pytestmark = pytest.mark.skipif(
@@ -53,11 +54,11 @@ def start(folder, slabs: int) -> EngineCore:
     return start_engine(config, lambda message: None)[0]
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory):
+@pytest.fixture(scope="module", params=FAMILIES)
+def engines(request, tmp_path_factory):
     """(where all have room, where some are preempted)."""
     folder = tmp_path_factory.mktemp("model")
-    tiny.make("qwen3_5", **tiny.QWEN3_5).save_pretrained(folder)
+    tiny.make(request.param, **FAMILIES[request.param]).save_pretrained(folder)
     return start(folder, 120), start(folder, 24)
 
 

@@ -124,23 +124,29 @@ class Step:
 
 @pytest.mark.parametrize("channels", [1, 16, 43, 300, 1024])
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_causal_conv(ops, channels, width):
+@pytest.mark.parametrize("silu", [False, True])
+def test_causal_conv(ops, channels, width, silu):
     step = Step((width - 1, channels))
     total = sum(step.lengths)
     x = torch.randn(total + 2, channels + 7)[:, 3 : 3 + channels]
     weight = torch.randn(width, channels)
+    bias = None if silu and width == 2 else torch.randn(channels)
 
     def expect(rows, state):
         window = torch.cat((state, x[rows]))
         filters = weight.t().unsqueeze(1).contiguous()
-        out = F.silu(F.conv1d(window.t()[None], filters, groups=channels)[0].t())
-        return out, window[len(window) - width + 1 :]
+        out = F.conv1d(window.t()[None], filters, bias, groups=channels)[0].t()
+        return F.silu(out) if silu else out, window[len(window) - width + 1 :]
 
     # Two rows behind the last request become zero.
     step.check(
         torch.empty(total + 2, channels),
-        lambda: ops.causal_conv(x, weight, step.cache, step.slots_for(total + 2)), expect, 2e-6,
-    )  # fmt: skip
+        lambda: ops.causal_conv(
+            x, weight, step.cache, step.slots_for(total + 2), bias=bias, silu=silu
+        ),
+        expect,
+        2e-6,
+    )
 
 
 @dataclass

@@ -111,6 +111,8 @@ def test_activate_mul(ops, rows, size):
     torch.testing.assert_close(
         ops.activate_mul(x, gate, "silu").double(), expected, rtol=2e-6, atol=1e-7
     )
+    assert torch.equal(ops.activate_mul(x, gate, "identity"), gate * x)
+    assert torch.equal(ops.activate_mul(x, gate, "relu"), F.relu(gate) * x)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import AttentionSpec
 from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels.ref.kv_cache import row_elements, views
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
@@ -35,7 +36,7 @@ class Driver:
         self.free = list(range(1, num_blocks))
         self.chance.shuffle(self.free)
         mixers = [layer.mixer for layer in model.spec.cached_layers]
-        self.layer_group = [_STATE if isinstance(x, DeltaNetSpec) else _ATTENTION for x in mixers]
+        self.layer_group = [_STATE if isinstance(x, RecurrentSpec) else _ATTENTION for x in mixers]
         num_slots = 24 if _STATE in self.layer_group else 0
         self.free_slots = list(range(1, num_slots))
         self.chance.shuffle(self.free_slots)
@@ -159,14 +160,10 @@ def _kv_cache(
     return views(keys, keys if spec.latent is not None else values, layout, heads)
 
 
-def _state_cache(spec: DeltaNetSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:
-    """Slots of both kinds side by side in one buffer, with room between them."""
-    key_heads, value_heads = spec.num_key_heads // ranks, spec.num_value_heads // ranks
-    channels = 2 * key_heads * spec.key_head_dim + value_heads * spec.value_head_dim
-    shapes = [
-        torch.Size((spec.conv_width - 1, channels)),
-        torch.Size((value_heads, spec.key_head_dim, spec.value_head_dim)),
-    ]
+def _state_cache(spec: RecurrentSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:
+    """Slots of all parts side by side in one buffer, with room between them."""
+    own = replace(spec, **{name: getattr(spec, name) // ranks for name in spec.splits})
+    shapes = [torch.Size(shape) for shape in own.state_shapes]
     sizes = [shape.numel() for shape in shapes]
     buffer = torch.full((num_slots, sum(sizes) + 7), torch.nan)
     parts = buffer[:, 3:-4].split(sizes, dim=1)

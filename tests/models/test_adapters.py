@@ -29,6 +29,7 @@ FAMILIES = {
     "cohere2": (tiny.COHERE2, TARGETS),
     # q_proj has an output gate between its heads.
     "qwen3_5": (tiny.QWEN3_5, (*TARGETS, *DELTA_NET)),
+    "lfm2": (tiny.LFM2, ("q_proj", "out_proj", "in_proj", "w1", "w2")),
     "qwen3_5_moe": (tiny.QWEN3_5_MOE, ("q_proj", "v_proj", "o_proj")),
 }
 

@@ -28,6 +28,7 @@ CHANGES = {
     "deepseek_v2": tiny.DEEPSEEK_V2, "deepseek_v3": tiny.DEEPSEEK_V3,
     "glm4_moe_lite": tiny.GLM4_MOE_LITE, "youtu": tiny.LATENT,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
+    "lfm2": {**tiny.LFM2, "conv_bias": True}, "lfm2_moe": tiny.LFM2_MOE,
 }  # fmt: skip
 
 
@@ -74,6 +75,8 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "cohere2",
         "deepseek_v2",
         "deepseek_v3",
+        "lfm2",
+        "lfm2_moe",
     ],
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):

@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
+from pagoda.arch.recurrent import DeltaNetSpec
 from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import DeltaNetSpec
 from pagoda.base.errors import CheckpointError
 from pagoda.kernels import cpu
 from pagoda.models.loader import build_model

@@ -45,6 +45,8 @@ FAMILIES = {
     "granite_moe_shared": {
         **tiny.GRANITE_MOE, "num_local_experts": 8, "shared_intermediate_size": 48,
     },
+    "lfm2": tiny.LFM2,
+    "lfm2_moe": {**tiny.LFM2_MOE, "num_experts": 8},
     "llama": {},
     "llama4": tiny.LLAMA4,
     "minimax_m2": {**tiny.MINIMAX_M2, "num_local_experts": 8},

@@ -45,6 +45,10 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -147,6 +151,8 @@ FAMILIES = {
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granite_moe_shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "llama4": (Llama4TextConfig, Llama4ForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
@@ -225,6 +231,15 @@ QWEN3_5_MOE = {
     **QWEN3_5, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
     "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 24,
+}  # fmt: skip
+LFM2 = {
+    "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False, "tie_word_embeddings": True,
+}  # fmt: skip
+LFM2_MOE = {
+    "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
+    "num_dense_layers": 1, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "tie_word_embeddings": True,
 }  # fmt: skip
 LLAMA4 = {
     "num_hidden_layers": 4, "head_dim": 16, "num_local_experts": 4, "intermediate_size": 32,
@@ -337,7 +352,7 @@ def randomize(model: PreTrainedModel) -> None:
             number.copy_(-bound if name.endswith("min") else bound)
         if name.endswith(("layer_scalar", "std_bias", "std_scale")):
             number.copy_(1.0 + 0.15 * torch.randn(number.shape))
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             number.copy_(0.2 * torch.randn(number.shape))
 
 

@@ -89,11 +89,24 @@ _TENSORS = {
     "laurel.linear_left": "laurel_l",
     "laurel.linear_right": "laurel_r",
     "laurel.post_laurel_norm": "laurel_post_norm",
+    "model.embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": "shortconv.conv",
+    "conv.out_proj": "shortconv.out_proj",
+    "mlp.w1": "ffn_gate",
+    "mlp.w3": "ffn_up",
+    "mlp.w2": "ffn_down",
+    "mlp.expert_bias": "exp_probs_b",
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
              "granitemoe", "granitemoeshared")  # fmt: skip
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
-        "granitemoe", "granitemoeshared", "minimax_m2",
+        "granitemoe", "granitemoeshared", "minimax_m2", "lfm2_moe",
         *set(latent.TYPES) - {"youtu"})  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
@@ -107,7 +120,7 @@ _ARCHS = {
     "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
-    "minimax_m2": "minimax-m2", "olmo3": "olmo2", "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
     **dict.fromkeys(latent.TYPES, "deepseek2"),
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
@@ -145,7 +158,7 @@ def write(
         plain = (
             values.ndim == 1
             or name.endswith("bias")
-            or any(part in stored_name for part in ("ffn_gate_inp", "altup", "laurel"))
+            or any(x in stored_name for x in ("ffn_gate_inp", "altup", "laurel", "shortconv.conv"))
         )
         storage = Storage.F32 if plain else storage_of(stored_name)
         raw = gguf.quantize(np.ascontiguousarray(values), storage)
@@ -189,6 +202,10 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
             gate, up = weight.chunk(2)
             yield stem.replace("input_linear", "gate") + ".weight", gate
             yield stem.replace("input_linear", "up") + ".weight", up
+        elif kind == "expert_bias":
+            yield f"{name}.bias", weight
+        elif stem.endswith(".conv.conv"):
+            yield name, weight.squeeze(1)
         elif kind == "scale":
             yield stem + ".proj.scale", weight
         elif kind == "per_expert_scale":
@@ -252,6 +269,8 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     if config.model_type in latent.TYPES:
         latent.write_metadata(writer, config, joined=joined)
+    elif config.model_type in ("lfm2", "lfm2_moe"):
+        _write_lfm2(writer, config)
     else:
         writer.add_head_count(config.num_attention_heads)
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -260,7 +279,7 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         writer.add_logit_scale(config.logit_scale)
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    else:
+    elif config.model_type not in ("lfm2", "lfm2_moe"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     rope = config.rope_parameters
@@ -313,6 +332,17 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
     elif rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _write_lfm2(writer: gguf.GGUFWriter, config) -> None:
+    writer.add_head_count(config.num_attention_heads)
+    attends = [kind == "full_attention" for kind in config.layer_types]
+    writer.add_head_count_kv([config.num_key_value_heads if found else 0 for found in attends])
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    if config.model_type == "lfm2_moe":
+        writer.add_leading_dense_block_count(config.num_dense_layers)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
 def _write_gemma3n(writer: gguf.GGUFWriter, config) -> None:

@@ -11,7 +11,7 @@ from pagoda.runtime.host_blocks import HostBlocks
 
 GROUPS = [
     KVGroupSpec("full", (0, 2), 2, 8, 16, kv_dtype="float32"),
-    StateGroupSpec((1,), (3, 7), (5, 3, 2), 16),
+    StateGroupSpec((1,), ((3, 7), (5, 3, 2)), 16),
 ]
 
 

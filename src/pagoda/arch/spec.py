@@ -9,6 +9,7 @@ from typing import Literal
 
 from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.latent import LatentSpec
+from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.base.errors import ConfigError
 
@@ -173,23 +174,8 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
-class DeltaNetSpec:
-    """A gated delta net (arXiv 2412.06464): a layer with a state of constant size instead of KV."""
-
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    conv_width: int
-    """Tokens that the causal convolution in front sees, the current one included."""
-    tiled: bool = False
-    """Value head i goes with key head i % num_key_heads (llama.cpp's order); else equal runs of
-    value heads share a key head."""
-
-
-@dataclass(frozen=True)
 class LayerSpec:
-    mixer: AttentionSpec | DeltaNetSpec
+    mixer: AttentionSpec | RecurrentSpec
     """What mixes tokens."""
     mlp: MlpSpec | None
     experts: MoeSpec | None = None

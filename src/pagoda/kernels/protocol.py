@@ -144,10 +144,21 @@ class Ops(Protocol):
         """Put x + added, both [tokens, size], into the first rows of `kept` [rows, size], which
         stays where it is: a replay of the step finds it there."""
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
-        """silu of each channel's convolution over its last tokens; the current one comes last.
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: Tensor,
+        slots: StateSlots,
+        *,
+        bias: Tensor | None = None,
+        silu: bool = True,
+    ) -> Tensor:
+        """Each channel's convolution over its last tokens, the current one last, and its bias; with
+        `silu` that of the sum.
 
-        x [tokens, channels], rows any stride apart; fp32 weight [width, channels]; state
+        x [tokens, channels], rows any stride apart; fp32 weight [width, channels] and bias
+        [channels]; state
         [slots, width - 1, channels]: the inputs before the request's next token. Rows behind
         `query_start[-1]` are zero; `slots.write` has entries for them as well.
         """
@@ -176,8 +187,8 @@ class Ops(Protocol):
         silu(gate); rows of the gate may lie any stride apart."""
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
-        """gelu (of the error function), gelu_tanh, gelu_quick (x * sigmoid(1.702 x)), relu or silu
-        of each element of x [...]."""
+        """gelu (of the error function), gelu_tanh, gelu_quick (x * sigmoid(1.702 x)), relu, silu
+        or identity of each element of x [...]."""
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         """x [..., size] * factor, in x's dtype."""

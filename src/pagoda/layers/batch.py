@@ -58,8 +58,8 @@ class ForwardBatch:
     groups: list[GroupInputs | StateInputs]
     layer_group: list[int]
     """Group of each layer."""
-    kv_caches: list[tuple[torch.Tensor, torch.Tensor]]
-    """Per layer, K and V (`kernels.ref.kv_cache`), or convolution and state. A block's part is
+    kv_caches: list[tuple[torch.Tensor, ...]]
+    """Per layer, K and V (`kernels.ref.kv_cache`), or the parts of a state. A block's part is
     contiguous, blocks lie any stride apart."""
     input_embeds: torch.Tensor | None = None
     """[num_tokens, hidden]; replaces the embeddings of the rows in `embed_rows`."""

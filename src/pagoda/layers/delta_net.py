@@ -5,42 +5,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from pagoda.arch.spec import DeltaNetSpec
+from pagoda.arch.recurrent import DeltaNetSpec
 from pagoda.kernels import ops
-from pagoda.layers.batch import ForwardBatch, StateInputs
+from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.loading import LoadTarget, Slices, WeightedLayer, load_vector
 from pagoda.layers.norm import RMSNorm
-from pagoda.quant.base import ShardSource
-
-
-class CausalConv(WeightedLayer):
-    """A convolution of each channel over the last tokens; the weight is kept in fp32 as [width,
-    channels]."""
-
-    params = ("weight",)
-
-    def __init__(self, context: LayerContext, shards: tuple[Shard, ...], width: int):
-        super().__init__()
-        self._shards = shards
-        channels = sum(shard.local_rows for shard in shards)
-        self.weight = torch.empty(width, channels, dtype=torch.float32, device=context.device)
-
-    def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        width = self.weight.shape[0]
-        parts = self.weight.split([shard.local_rows for shard in self._shards], dim=1)
-        return tuple(
-            LoadTarget((shard.rows, width), partial(self._load, part), rows=shard.parts)
-            for shard, part in zip(self._shards, parts, strict=True)
-        )
-
-    def _load(self, part: torch.Tensor, source: ShardSource) -> None:
-        part.copy_(ops.dequantize(source.read(), source.storage).t())
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
+from pagoda.layers.recurrent import CausalConv, state_slots
 
 
 class HeadGates(WeightedLayer):
@@ -89,18 +61,14 @@ class DeltaNet(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; moves the requests' states on by their tokens."""
-        where = batch.groups[batch.layer_group[self.layer]]
-        assert isinstance(where, StateInputs)
         conv_state, state = batch.kv_caches[self.layer]
-        slots = ops.StateSlots(
-            where.read, where.write, batch.query_start, batch.kv_lens, where.drafts
-        )
+        slots = state_slots(batch, self.layer)
         channels, values, heads = self.conv.weight.shape[1], *self.input.sizes[3:5]
         mixed, gate, strength, decay = self.input(hidden_states).split(
             [channels, values, heads, heads], dim=1
         )
         out = ops.gated_delta_rule(
-            ops.causal_conv(mixed, self.conv.weight, conv_state, slots),
+            self.conv(mixed, conv_state, slots),
             strength,
             ops.Decay(decay, self.gates.rate, self.gates.bias),
             state,

@@ -30,6 +30,8 @@ MODELS = Registry(
         "Qwen3_5MoeForConditionalGeneration": "pagoda.models.qwen3_5:Qwen35",
         "Qwen3NextForCausalLM": "pagoda.models.qwen3_5:Qwen35ForCausalLM",
         "Qwen3MoeForCausalLM": "pagoda.models.qwen3_moe:Qwen3MoeForCausalLM",
+        "Lfm2ForCausalLM": "pagoda.models.hybrid:Lfm2ForCausalLM",
+        "Lfm2MoeForCausalLM": "pagoda.models.hybrid:Lfm2ForCausalLM",
         "GptOssForCausalLM": "pagoda.models.gpt_oss:GptOssForCausalLM",
         "Olmo2ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",
         "Olmo3ForCausalLM": "pagoda.models.olmo2:Olmo2ForCausalLM",

@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pagoda.arch.spec import DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CheckpointError, ConfigError, SourceError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig, ModelConfig
@@ -105,7 +106,7 @@ def _why_not(config: EngineConfig, spec: ModelSpec, draft: ModelSpec) -> str:
         return "it makes vectors and scores, and no text"
     if draft.vision is not None:
         return "it has a vision tower, and drafts are made of text alone"
-    if any(isinstance(layer.mixer, DeltaNetSpec) for layer in draft.layers):
+    if any(isinstance(layer.mixer, RecurrentSpec) for layer in draft.layers):
         return "it has recurrent layers, which cannot go back behind a wrong guess"
     if min(draft.vocab_size, spec.vocab_size) < _LEAST_SHARED * max(
         draft.vocab_size, spec.vocab_size

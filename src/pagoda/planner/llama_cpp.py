@@ -2,11 +2,14 @@
 config.json and the format its matrices would be stored in."""
 
 from collections.abc import Mapping
+from math import prod
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.planner.estimate import Estimate, Row
-from pagoda.planner.memory.tensors import ModelTensor, model_tensors
+from pagoda.planner.memory.tensor import ModelTensor
+from pagoda.planner.memory.tensors import model_tensors
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
 
@@ -61,12 +64,9 @@ def _bytes(tensor: ModelTensor, storage: str) -> int:
     return FORMATS[storage].nbytes(tensor.elements)
 
 
-def _cache_bytes(mixer: AttentionSpec | DeltaNetSpec, cells: int, batch: int) -> int:
-    if isinstance(mixer, DeltaNetSpec):
-        keys = mixer.num_key_heads * mixer.key_head_dim
-        values = mixer.num_value_heads * mixer.value_head_dim
-        conv = (mixer.conv_width - 1) * (2 * keys + values)
-        return (conv + values * mixer.key_head_dim) * _FLOAT
+def _cache_bytes(mixer: AttentionSpec | RecurrentSpec, cells: int, batch: int) -> int:
+    if isinstance(mixer, RecurrentSpec):
+        return sum(map(prod, mixer.state_shapes)) * _FLOAT
     if mixer.kind == "encoder" or mixer.borrows:
         return 0
     if mixer.window is not None:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
@@ -100,7 +101,7 @@ def _layer(layer: LayerSpec, size: int) -> LayerSpec:
         layer,
         mixer=_attention(mixer, size)
         if isinstance(mixer, AttentionSpec)
-        else _delta_net(mixer, size),
+        else _recurrent(mixer, size),
         mlp=None if layer.mlp is None else _mlp(layer.mlp, size),
         experts=None if layer.experts is None else _experts(layer.experts, size),
     )
@@ -120,12 +121,9 @@ def _attention(spec: AttentionSpec, size: int) -> AttentionSpec:
     return replace(spec, num_heads=_divided(heads, size, "attention heads"), num_kv_heads=shared)
 
 
-def _delta_net(spec: DeltaNetSpec, size: int) -> DeltaNetSpec:
-    return replace(
-        spec,
-        num_key_heads=_divided(spec.num_key_heads, size, "key heads of delta nets"),
-        num_value_heads=_divided(spec.num_value_heads, size, "value heads of delta nets"),
-    )
+def _recurrent(spec: RecurrentSpec, size: int) -> RecurrentSpec:
+    parts = {name: _divided(getattr(spec, name), size, what) for name, what in spec.splits.items()}
+    return replace(spec, **parts)
 
 
 def _mlp(spec: MlpSpec, size: int) -> MlpSpec:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -14,7 +15,6 @@ from pagoda.kernels.ref.kv_cache import row_elements, views
 from pagoda.runtime.device import Device, to_tensor
 
 Bytes = npt.NDArray[np.uint8]
-KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass
@@ -23,8 +23,8 @@ class LayerCaches:
 
     layer_group: list[int]
     """The group of each layer."""
-    layers: KVCaches
-    """K and V (`kernels.ref.kv_cache`), or convolution and state; a block's are contiguous."""
+    layers: list[tuple[torch.Tensor, ...]]
+    """K and V (`kernels.ref.kv_cache`), or the parts of a state; a block's are contiguous."""
 
 
 class CacheMemory(LayerCaches):
@@ -41,8 +41,8 @@ class CacheMemory(LayerCaches):
             count, size = layout.num_ids(index), group.block_bytes
             rows = memory[: count * size].view(count, size)
             self.rows.append(rows)
-            for layer, pair in zip(group.layers, _layers(rows, group, device), strict=True):
-                placed[layer] = (index, pair)
+            for layer, parts in zip(group.layers, _layers(rows, group, device), strict=True):
+                placed[layer] = (index, parts)
             if isinstance(group, KVGroupSpec):
                 placed |= {layer: placed[owner] for layer, owner in group.borrowers}
         layers = sorted(placed)
@@ -82,33 +82,30 @@ class CacheMemory(LayerCaches):
         rows[index] = to_tensor(np.array(data), rows.device)
 
 
-def _layers(
-    rows: torch.Tensor, group: GroupSpec, device: Device
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The pair of each layer, views of uint8 rows [blocks, bytes of one]."""
+def _layers(rows: torch.Tensor, group: GroupSpec, device: Device) -> list[tuple[torch.Tensor, ...]]:
+    """The parts of each layer, views of uint8 rows [blocks, bytes of one]."""
     if isinstance(group, KVGroupSpec):
         dtype = device.dtype(group.kv_dtype)
         size = group.num_kv_heads * group.block_size * row_elements(group.head_dim, dtype)
-        parts = _parts(rows, group, dtype, size, 0 if group.latent else size)
+        pairs = _parts(rows, group, dtype, (size, 0 if group.latent else size))
         return [
             views(keys, keys if group.latent else values, group.layout, group.num_kv_heads)
-            for keys, values in parts
+            for keys, values in pairs
         ]
-    first, second = group.conv_shape, group.state_shape
+    sizes = [prod(shape) for shape in group.shapes]
     return [
-        (one.unflatten(1, first), other.unflatten(1, second))
-        for one, other in _parts(rows, group, torch.float32, prod(first), prod(second))
+        tuple(part.unflatten(1, shape) for part, shape in zip(parts, group.shapes, strict=True))
+        for parts in _parts(rows, group, torch.float32, sizes)
     ]
 
 
 def _parts(
-    rows: torch.Tensor, group: GroupSpec, dtype: torch.dtype, first: int, second: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Each layer's two parts of rows of bytes, `first` and `second` elements long."""
-    one, other = group.part_bytes
-    for start in range(0, group.block_bytes, one + other):
-        middle = start + one
-        yield (
-            rows[:, start : start + first * dtype.itemsize].view(dtype),
-            rows[:, middle : middle + second * dtype.itemsize].view(dtype),
+    rows: torch.Tensor, group: GroupSpec, dtype: torch.dtype, sizes: Sequence[int]
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Each layer's parts of rows of bytes, so many elements long."""
+    *starts, layer_bytes = [0, *accumulate(group.part_bytes)]
+    for layer in range(0, group.block_bytes, layer_bytes):
+        yield tuple(
+            rows[:, layer + start : layer + start + size * dtype.itemsize].view(dtype)
+            for start, size in zip(starts, sizes, strict=True)
         )

@@ -11,7 +11,7 @@ from pagoda.kernels.triton.rope import rotary
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 SHAPES = [(0, 8), (1, 2), (3, 43), (2, 3, 30), (2, 2500)]
-KINDS = ["gelu", "gelu_quick", "gelu_tanh", "relu", "silu"]
+KINDS = ["gelu", "gelu_quick", "gelu_tanh", "identity", "relu", "silu"]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -48,15 +48,17 @@ def step(shape, lengths, before, drafts, device, more_rows=0):
 
 @FORMS
 @pytest.mark.parametrize(("width", "channels"), [(1, 16), (2, 43), (4, 300)])
+@pytest.mark.parametrize("silu", [False, True])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_causal_conv(form, width, channels, dtype, device):
+def test_causal_conv(form, width, channels, dtype, silu, device):
     cache, slots = step((width - 1, channels), *form, device, more_rows=2)
     # Two rows behind the last request become zero.
     x = spread_rows((sum(form[0]) + 2, channels), dtype, device)
     weight = torch.randn(width, channels, device=device)
     expected_cache = cache.clone()
-    expected = reference.causal_conv(x, weight, expected_cache, slots)
-    found = delta_net.causal_conv(x, weight, cache, slots)
+    how = {"bias": torch.randn(channels, device=device) if width > 1 else None, "silu": silu}
+    expected = reference.causal_conv(x, weight, expected_cache, slots, **how)
+    found = delta_net.causal_conv(x, weight, cache, slots, **how)
     torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
     torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
 

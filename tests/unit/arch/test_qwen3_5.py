@@ -4,8 +4,9 @@ import math
 
 import pytest
 
+from pagoda.arch.recurrent import DeltaNetSpec
 from pagoda.arch.registry import spec_for
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec
+from pagoda.arch.spec import AttentionSpec
 from pagoda.base.errors import CheckpointError
 from pagoda.planner.memory.tensors import parameter_count
 

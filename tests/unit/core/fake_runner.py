@@ -339,7 +339,7 @@ def make_groups(
         )
         for group, window in enumerate(windows)
     ]  # fmt: skip
-    states = StateGroupSpec((0,) * num_states, (1, 16), (1, 4, 4), block_size)
+    states = StateGroupSpec((0,) * num_states, ((1, 16), (1, 4, 4)), block_size)
     return [*attention, *([states] if num_states else [])]
 
 

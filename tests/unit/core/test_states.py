@@ -103,7 +103,7 @@ SIZES = {
     "equal": ([FULL, replace(FULL, layers=(1,))], 1),
     "divides": ([FULL, replace(FULL, layers=(1, 2, 3, 4))], 4),
     "close": ([replace(FULL, layers=(0,) * 9), replace(FULL, layers=(0,) * 10)], None),
-    "state": ([FULL, StateGroupSpec((1,), (3, 7), (5, 33, 21), 16)], None),
+    "state": ([FULL, StateGroupSpec((1,), ((3, 7), (5, 33, 21)), 16)], None),
 }
 
 

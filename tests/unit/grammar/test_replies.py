@@ -46,6 +46,7 @@ CALLS = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
         f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
     ),
+    "lfm2": '<|tool_call_start|>[weather(city="Paris", days=2)]<|tool_call_end|>',
     "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
     "seed_oss": (
@@ -69,7 +70,7 @@ THOUGHTS = {
 }
 AUTO = (
     "hermes", "qwen3_coder", "gemma4", "deepseek_v3", "deepseek_r1", "mistral", "seed_oss",
-    "command", "ernie45", "kimi_k2",
+    "command", "ernie45", "kimi_k2", "lfm2",
 )  # fmt: skip
 PROMPT = "<|start|>assistant"
 
@@ -210,6 +211,7 @@ def test_a_call_without_parameters_has_none(name, special):
     empty = {
         "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "gemma4": "<|tool_call>call:now{}<tool_call|>",
+        "lfm2": "<|tool_call_start|>[now()]<|tool_call_end|>",
         "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     }.get(name, CALLS[name].replace("weather", "now").replace(PARIS, "{}"))
     filled = CALLS[name].replace("weather", "now")

@@ -14,12 +14,12 @@ from pagoda.arch.families.qwen_vision import (
     vision_from_config,
     vision_from_gguf,
 )
+from pagoda.arch.hybrid import MAX_CONV_WIDTH, recurrent_layers, with_recurrent
 from pagoda.arch.names import Traits, config_rules, linear_rules
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
+from pagoda.arch.recurrent import DeltaNetSpec
 from pagoda.arch.spec import (
     AttentionSpec,
-    DeltaNetSpec,
-    LayerSpec,
     ModelSpec,
     RowPiece,
     WeightRule,
@@ -27,8 +27,6 @@ from pagoda.arch.spec import (
 
 LANGUAGE_MODEL = "model.language_model."
 _ARCHITECTURE = "Qwen3_5ForCausalLM"
-# The convolution's width is a loop in the kernels and tokens of state in each slot.
-_MAX_CONV_WIDTH = 64
 
 InputRules = Callable[[str, DeltaNetSpec], list[WeightRule]]
 """Rules of a delta net's input, by what its tensors' names begin with."""
@@ -81,7 +79,7 @@ def hybrid_from_config(
         num_value_heads=reader.integer("linear_num_value_heads", MAX_HEADS),
         key_head_dim=reader.integer("linear_key_head_dim", MAX_WIDTH),
         value_head_dim=reader.integer("linear_value_head_dim", MAX_WIDTH),
-        conv_width=reader.integer("linear_conv_kernel_dim", _MAX_CONV_WIDTH),
+        conv_width=reader.integer("linear_conv_kernel_dim", MAX_CONV_WIDTH),
     )
     _check_heads(reader, "linear_num_value_heads", delta_net)
     rules = config_rules(traits, spec.tie_word_embeddings, prefix)
@@ -147,7 +145,7 @@ def hybrid_from_gguf(
         num_value_heads=heads,
         key_head_dim=reader.integer("ssm.state_size", MAX_WIDTH),
         value_head_dim=inner // heads,
-        conv_width=reader.integer("ssm.conv_kernel", _MAX_CONV_WIDTH),
+        conv_width=reader.integer("ssm.conv_kernel", MAX_CONV_WIDTH),
         tiled=tiled,
     )
     _check_heads(reader, "ssm.time_step_rank", delta_net)
@@ -182,7 +180,6 @@ def hybrid_from_gguf(
     )
 
 
-_ATTENTION = "layers.{layer}.attention."
 _DELTA_NET = "layers.{layer}.delta_net."
 
 
@@ -215,36 +212,26 @@ def _hybrid(
     ignored: tuple[str, ...],
 ) -> ModelSpec:
     """`spec`, a dense decoder's, with delta nets in some layers and output gates in the others."""
-    linear = tuple(index for index, found in enumerate(recurrent) if found)
-    full = tuple(index for index, found in enumerate(recurrent) if not found)
-    return replace(
+    head_dim = spec.attentions[0].head_dim
+    gated = replace(
         spec,
         layers=tuple(
-            _layer(layer, delta_net if found else None)
-            for layer, found in zip(spec.layers, recurrent, strict=True)
+            replace(layer, mixer=replace(layer.mixer, output_gate=True))
+            for layer in spec.layers
+            if isinstance(layer.mixer, AttentionSpec)
         ),
-        weights=(
-            *(_attention_rule(rule, full, spec.attentions[0].head_dim) for rule in dense_rules),
-            *(replace(rule, layers=linear) for rule in delta_rules),
-        ),
+        weights=tuple(_with_gate(rule, head_dim) for rule in dense_rules),
         ignored_weights=spec.ignored_weights + ignored,
     )
+    return with_recurrent(gated, delta_net, recurrent, delta_rules)
 
 
-def _layer(layer: LayerSpec, delta_net: DeltaNetSpec | None) -> LayerSpec:
-    assert isinstance(layer.mixer, AttentionSpec)
-    return replace(layer, mixer=delta_net or replace(layer.mixer, output_gate=True))
-
-
-def _attention_rule(rule: WeightRule, layers: tuple[int, ...], head_dim: int) -> WeightRule:
-    """For these layers only; q's matrix alternates with the gate's, head by head."""
-    if not rule.param.startswith(_ATTENTION):
+def _with_gate(rule: WeightRule, head_dim: int) -> WeightRule:
+    """q's matrix alternates with the gate's, head by head."""
+    if not rule.param.startswith("layers.{layer}.attention.qkv."):
         return rule
-    if not rule.param.startswith(_ATTENTION + "qkv."):
-        return replace(rule, layers=layers)
     q, gate = RowPiece(2 * head_dim, 0, head_dim), RowPiece(2 * head_dim, head_dim, head_dim)
-    sources = (*rule.sources, rule.sources[0])
-    return replace(rule, sources=sources, pieces=(q, None, None, gate), layers=layers)
+    return replace(rule, sources=(*rule.sources, rule.sources[0]), pieces=(q, None, None, gate))
 
 
 def _zero_centred(rule: WeightRule) -> WeightRule:
@@ -257,13 +244,8 @@ def _config_recurrent(reader: Reader, num_layers: int) -> list[bool]:
     if not reader.has("layer_types"):
         every = reader.integer("full_attention_interval", MAX_LAYERS, 4)
         return [(index + 1) % every != 0 for index in range(num_layers)]
-    kinds = reader.texts("layer_types")
-    if len(kinds) != num_layers or set(kinds) - {"full_attention", "linear_attention"}:
-        raise reader.error(
-            "layer_types",
-            f"must name full_attention or linear_attention for each of {num_layers} layers",
-        )
-    return [kind == "linear_attention" for kind in kinds]
+    kinds = {"full_attention": False, "linear_attention": True}
+    return recurrent_layers(reader, num_layers, kinds)
 
 
 def _check_heads(reader: Reader, name: str, spec: DeltaNetSpec) -> None:

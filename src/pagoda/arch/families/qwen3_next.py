@@ -15,7 +15,8 @@ from pagoda.arch.families.qwen3_5_moe import config_experts, gguf_experts
 from pagoda.arch.families.qwen3_moe import sparse_layers
 from pagoda.arch.moe import gguf_rules, single_rules, with_experts
 from pagoda.arch.read import Reader, config_reader
-from pagoda.arch.spec import DeltaNetSpec, ModelSpec, RowPiece, WeightRule
+from pagoda.arch.recurrent import DeltaNetSpec
+from pagoda.arch.spec import ModelSpec, RowPiece, WeightRule
 
 _ARCHITECTURE = "Qwen3NextForCausalLM"
 

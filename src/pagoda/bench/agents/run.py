@@ -31,7 +31,7 @@ MODELS: dict[str, list[GroupSpec]] = {
     ],
     "hybrid": [
         KVGroupSpec("full", tuple(range(8)), 4, 256, 16),
-        StateGroupSpec(tuple(range(8, 32)), (3, 8192), (32, 128, 128), 16),
+        StateGroupSpec(tuple(range(8, 32)), ((3, 8192), (32, 128, 128)), 16),
     ],
 }
 _STORED_BYTES = 8

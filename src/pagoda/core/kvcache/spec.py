@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from pagoda.arch.spec import DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import RecurrentSpec, Shape
+from pagoda.arch.spec import ModelSpec
 
 _ELEMENT_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
@@ -79,21 +80,19 @@ class StateGroupSpec:
     """Recurrent layers: a block is the state of all of them behind one token."""
 
     layers: tuple[int, ...]
-    conv_shape: tuple[int, ...]
-    """fp32, of one layer."""
-    state_shape: tuple[int, ...]
-    """fp32, of one layer."""
+    shapes: tuple[Shape, ...]
+    """The parts of one layer's state, fp32 each."""
     block_size: int
     """States are kept for later behind multiples of so many tokens only."""
 
     @property
-    def part_bytes(self) -> tuple[int, int]:
-        """One layer's convolution and state."""
-        return _aligned(4 * prod(self.conv_shape)), _aligned(4 * prod(self.state_shape))
+    def part_bytes(self) -> tuple[int, ...]:
+        """One layer's parts."""
+        return tuple(_aligned(4 * prod(shape)) for shape in self.shapes)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block in all layers: convolution, state, convolution, state, ..."""
+        """Bytes of a block in all layers: the first one's parts, the second one's, ..."""
         return len(self.layers) * sum(self.part_bytes)
 
 
@@ -107,11 +106,11 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
     keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None, bool], list[int]] = {}
     borrowers: dict[int, list[tuple[int, int]]] = {}
-    recurrent: dict[DeltaNetSpec, list[int]] = {}
+    recurrent: dict[tuple[Shape, ...], list[int]] = {}
     for index, layer in enumerate(spec.cached_layers):
         mixer = layer.mixer
-        if isinstance(mixer, DeltaNetSpec):
-            recurrent.setdefault(mixer, []).append(index)
+        if isinstance(mixer, RecurrentSpec):
+            recurrent.setdefault(mixer.state_shapes, []).append(index)
         elif mixer.borrows:
             borrowers.setdefault(index - mixer.borrows, []).append((index, index - mixer.borrows))
         elif mixer.kind != "encoder":
@@ -134,7 +133,9 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
         )
         for (kind, num_kv_heads, head_dim, window, latent), layers in members.items()
     ]
-    states = [_state_group(mixer, layers, block_size) for mixer, layers in recurrent.items()]
+    states = [
+        StateGroupSpec(tuple(layers), shapes, block_size) for shapes, layers in recurrent.items()
+    ]
     return [*attention, *states]
 
 
@@ -144,18 +145,6 @@ def attention_groups(groups: Sequence[GroupSpec]) -> list[KVGroupSpec]:
 
 def state_groups(groups: Sequence[GroupSpec]) -> list[StateGroupSpec]:
     return [group for group in groups if isinstance(group, StateGroupSpec)]
-
-
-def _state_group(spec: DeltaNetSpec, layers: list[int], block_size: int) -> StateGroupSpec:
-    channels = 2 * spec.num_key_heads * spec.key_head_dim + (
-        spec.num_value_heads * spec.value_head_dim
-    )
-    return StateGroupSpec(
-        layers=tuple(layers),
-        conv_shape=(spec.conv_width - 1, channels),
-        state_shape=(spec.num_value_heads, spec.key_head_dim, spec.value_head_dim),
-        block_size=block_size,
-    )
 
 
 def _aligned(nbytes: int) -> int:

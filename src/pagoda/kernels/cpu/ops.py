@@ -156,7 +156,7 @@ class CpuOps(CpuAttention, CpuStreams):
 
     def activate_mul(self, x: Tensor, gate: Tensor, kind: str) -> Tensor:
         """As `Ops.activate_mul`."""
-        if kind not in ("silu", "gelu_tanh"):
+        if kind not in ("silu", "gelu_tanh", "relu", "identity"):
             return reference.activate_mul(x, gate, kind)
         rows, size = _dims("x", x, 2)
         _check_rows("x", x, (rows, size))
@@ -253,17 +253,28 @@ class CpuOps(CpuAttention, CpuStreams):
         )  # fmt: skip
         return y
 
-    def causal_conv(self, x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+    def causal_conv(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        state: Tensor,
+        slots: StateSlots,
+        *,
+        bias: Tensor | None = None,
+        silu: bool = True,
+    ) -> Tensor:
         """As `Ops.causal_conv`."""
         rows, channels = _dims("x", x, 2)
         width, _ = _dims("weight", weight, 2)
         _check_rows("x", x, (rows, channels))
         _check("weight", weight, torch.float32, (width, channels))
         _check_rows("state", state, (len(state), width - 1, channels))
+        if bias is not None:
+            _check("bias", bias, torch.float32, (channels,))
         y = empty((rows, channels))
         self._native.causal_conv(
             x.data_ptr(), rows, x.stride(0), weight.data_ptr(), width, channels, state.data_ptr(),
-            state.stride(0), _slots(slots, rows), y.data_ptr(),
+            state.stride(0), _slots(slots, rows), y.data_ptr(), _address(bias), silu,
         )  # fmt: skip
         return y
 

@@ -9,6 +9,7 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_quick": lambda x: (x.float() * torch.sigmoid(1.702 * x.float())).to(x.dtype),
+    "identity": lambda x: x,
     "relu": F.relu,
     "silu": F.silu,
 }

@@ -40,7 +40,15 @@ class Decay(NamedTuple):
     """fp32 [value_heads]."""
 
 
-def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor,
+    slots: StateSlots,
+    *,
+    bias: Tensor | None = None,
+    silu: bool = True,
+) -> Tensor:
     """As `Ops.causal_conv`."""
     out = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
     width = weight.shape[0]
@@ -48,8 +56,8 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> 
         window = torch.cat((part.before(state), x[part.rows].float()), dim=1)
         length = part.rows.shape[1]
         taps = (weight[i] * window[:, i : i + length] for i in range(width))
-        total = sum(taps, start=torch.zeros((), device=x.device))
-        out[part.rows] = F.silu(total).to(x.dtype)
+        total = sum(taps, start=torch.zeros((), device=x.device) if bias is None else bias)
+        out[part.rows] = (F.silu(total) if silu else total).to(x.dtype)
         for end in range(length - part.num_kept + 1, length + 1):
             part.keep(state, end, window[:, end : end + width - 1])
     return out

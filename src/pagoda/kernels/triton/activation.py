@@ -22,6 +22,8 @@ def _activated(x, kind: tl.constexpr):
     elif kind == "relu":
         # Not maximum: NaN must stay NaN.
         result = tl.where(x < 0, 0.0, x)
+    elif kind == "identity":
+        result = x
     elif kind == "gelu_quick":
         result = x * tl.sigmoid(1.702 * x)
     elif kind == "gelu":

@@ -47,8 +47,9 @@ def _request_of(token, query_start, requests, halvings):
 
 @triton.jit(do_not_specialize=_CHANGING)
 def _conv(
-    x, weight, state, read, query_start, kv_lens, out, tokens, channels, requests, halvings,
-    stride, slot_stride, width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
+    x, weight, bias, state, read, query_start, kv_lens, out, tokens, channels, requests, halvings,
+    stride, slot_stride, width: tl.constexpr, biased: tl.constexpr, silu: tl.constexpr,
+    block_tokens: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0) * block_tokens + tl.arange(0, block_tokens)
     channel = (tl.program_id(1) * block + tl.arange(0, block))[None, :]
@@ -59,6 +60,8 @@ def _conv(
     slot = state + tl.load(read + req).to(tl.int64) * slot_stride
     there = channel < channels
     total = tl.zeros([block_tokens, block], tl.float32)
+    if biased:
+        total += tl.where(used[:, None], tl.load(bias + channel, there, other=0.0), 0.0)
     for i in tl.static_range(width):
         source = token - (width - 1) + i
         own = (used & (source >= start))[:, None] & there
@@ -68,7 +71,9 @@ def _conv(
         before = tl.load(slot[:, None] + place, kept, other=0.0)
         taps = tl.load(weight + i * channels + channel, there, other=0.0)
         total += taps * (value.to(tl.float32) + before)
-    result = (total * tl.sigmoid(total)).to(out.dtype.element_ty)
+    if silu:
+        total *= tl.sigmoid(total)
+    result = total.to(out.dtype.element_ty)
     at = out + token.to(tl.int64)[:, None] * channels + channel
     tl.store(at, result, (token < tokens)[:, None] & there)
 
@@ -248,15 +253,24 @@ def _chunk(now, both, k, v, shrink, beta, scale, chunk: tl.constexpr):
     return result, tl.exp(last) * now + _times_wide(keys, left * d)
 
 
-def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: StateSlots) -> Tensor:
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    state: Tensor,
+    slots: StateSlots,
+    *,
+    bias: Tensor | None = None,
+    silu: bool = True,
+) -> Tensor:
     """As `kernels.ops.causal_conv`."""
     tokens, channels = x.shape
     width, requests = weight.shape[0], len(slots.kv_lens)
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     blocks = triton.cdiv(channels, _CONV_CHANNELS)
     _conv[(triton.cdiv(tokens, _CONV_TOKENS), blocks)](
-        x, weight, state, slots.read, slots.query_start, slots.kv_lens, out, tokens, channels,
-        requests, requests.bit_length(), x.stride(0), state.stride(0), width=width,
+        x, weight, weight if bias is None else bias, state, slots.read, slots.query_start,
+        slots.kv_lens, out, tokens, channels, requests, requests.bit_length(), x.stride(0),
+        state.stride(0), width=width, biased=bias is not None, silu=silu,
         block_tokens=_CONV_TOKENS, block=_CONV_CHANNELS,
     )  # fmt: skip
     _keep_inputs[(requests, blocks)](

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
+from pagoda.arch.recurrent import ShortConvSpec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.planner.devices.gpus import Gpu
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
@@ -96,6 +97,8 @@ def _layer_launches(layer: LayerSpec) -> dict[str, int]:
             count["gates"] = 1
         if mixer.qk_norm_whole:
             count["norms"] += 2
+    elif isinstance(mixer, ShortConvSpec):
+        count.update({"short_conv.input": 1, "short_conv.output": 1, "convolving": 1, "gates": 2})
     else:
         count.update({"delta_net.input": 2, "delta_net.output": 1, "convolving": 1, "gates": 1})
         count.update({"updating states": 1, "norms": 1})

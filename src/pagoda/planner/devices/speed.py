@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
 from pagoda.planner.memory.weights import HeldWeight
 
@@ -310,11 +311,10 @@ def cached_bytes(group: GroupSpec, context: int) -> float:
     return group.block_bytes / group.block_size * seen
 
 
-def mixer_operations(mixer: AttentionSpec | DeltaNetSpec, context: int) -> float:
+def mixer_operations(mixer: AttentionSpec | RecurrentSpec, context: int) -> float:
     """Operations of attention of one token behind `context` others, or of its state's update."""
     if not isinstance(mixer, AttentionSpec):
-        # It updates and reads every head's state, and writes it: 7 operations an element.
-        return 7.0 * mixer.num_value_heads * mixer.key_head_dim * mixer.value_head_dim
+        return mixer.operations
     seen = context if mixer.window is None else min(context, mixer.window)
     return 4.0 * seen * mixer.num_heads * mixer.head_dim
 

@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from pagoda.arch.spec import ModelSpec, WeightRule
-from pagoda.planner.memory.tensors import ModelTensor, model_tensors
+from pagoda.planner.memory.tensor import ModelTensor
+from pagoda.planner.memory.tensors import model_tensors
 from pagoda.planner.memory.weights import PLAIN_FORMATS
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS

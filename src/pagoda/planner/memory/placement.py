@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.planner.devices.speed import token_share
-from pagoda.planner.memory.tensors import ModelTensor
+from pagoda.planner.memory.tensor import ModelTensor
 from pagoda.planner.memory.weights import HeldWeight
 
 

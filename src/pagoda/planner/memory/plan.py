@@ -263,8 +263,7 @@ def _per_token(layer: LayerSpec, width: int) -> int:
             own = mixer.latent.query_dim + mixer.latent.value_dim
             mixed += mixer.num_heads * (mixer.head_dim + own) + (mixer.latent.query_rank or 0)
     else:
-        keys = 2 * mixer.num_key_heads * mixer.key_head_dim
-        mixed = keys + 2 * mixer.num_value_heads * mixer.value_head_dim
+        mixed = mixer.inner_width
     wide = 0 if layer.mlp is None else layer.mlp.intermediate_size
     if layer.experts is not None:
         shared = layer.experts.shared

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from math import prod
 
 from pagoda.arch.spec import ModelSpec, WeightRule
-from pagoda.planner.memory.tensors import ModelTensor, model_tensors
+from pagoda.planner.memory.tensor import ModelTensor
+from pagoda.planner.memory.tensors import model_tensors
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS, held_as, transposed
 

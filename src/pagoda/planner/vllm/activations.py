@@ -4,7 +4,7 @@ structure is read from its code, their factors are measured (see `setup.VERSIONS
 from dataclasses import dataclass
 from math import floor, sqrt
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, LayerSpec, ModelSpec, VisionSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec, VisionSpec
 from pagoda.planner.estimate import Estimate
 from pagoda.planner.vllm.setup import Run
 from pagoda.planner.vllm.weights import padded_experts
@@ -158,15 +158,10 @@ def _forward(layer: LayerSpec, spec: ModelSpec, run: Run) -> int:
         # q, k and v; q and k rotated; the result.
         wide = 3 * (heads // run.size + shared) * mixer.head_dim
     else:
-        wide = 4 * _delta_net_width(mixer) // run.size
+        wide = 4 * mixer.inner_width // run.size
     if layer.mlp is not None:
         wide = max(wide, 3 * layer.mlp.intermediate_size // run.size)
     return run.tokens * (2 * spec.hidden_size + wide) * run.width
-
-
-def _delta_net_width(mixer: DeltaNetSpec) -> int:
-    keys = mixer.num_key_heads * mixer.key_head_dim
-    return 2 * keys + 2 * mixer.num_value_heads * mixer.value_head_dim
 
 
 def _workspace(layer: LayerSpec, spec: ModelSpec, run: Run, stored: str) -> int:

@@ -4,9 +4,11 @@ on what config.json says (vllm/v1/core/kv_cache_utils.py, vllm/v1/kv_cache_inter
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.planner.vllm.setup import Run
 
@@ -151,7 +153,7 @@ def pool(
         max(1, *(group.block_bytes(layers) for group in groups)) for layers in [*held[:-1], last]
     ]
     counts = [max(0, nbytes) // size for nbytes, size in zip(each, sizes, strict=True)]
-    state = next((m for layer in spec.layers if isinstance(m := layer.mixer, DeltaNetSpec)), None)
+    state = next((m for layer in spec.layers if isinstance(m := layer.mixer, RecurrentSpec)), None)
     padded = 0 if state is None else _state_bytes(state, run)
     stage = counts.index(min(counts))
     return Pool(run, groups, counts[stage], sizes[stage], stage, padded)
@@ -175,11 +177,10 @@ def token_bytes(mixer: AttentionSpec, run: Run) -> int:
     return heads * mixer.head_dim * _KV_BYTES.get(dtype, run.width)
 
 
-def _state_bytes(mixer: DeltaNetSpec, run: Run) -> int:
-    keys = mixer.num_key_heads * mixer.key_head_dim
-    values = mixer.num_value_heads * mixer.value_head_dim
-    conv = (2 * keys + values) // run.size * (mixer.conv_width - 1 + run.drafted) * run.width
-    state = mixer.num_value_heads // run.size * mixer.value_head_dim * mixer.key_head_dim
+def _state_bytes(mixer: RecurrentSpec, run: Run) -> int:
+    (taps, channels), *states = mixer.state_shapes
+    conv = channels // run.size * (taps + run.drafted) * run.width
+    state = sum(map(prod, states)) // run.size
     return conv + state * (4 if run.wide_states else run.width)
 
 
@@ -194,7 +195,7 @@ def _layer_caches(spec: ModelSpec, run: Run) -> dict[int, LayerCache]:
         if not full:
             raise ConfigError("A model without full attention has no MTP layer to draft with.")
         mixers += [replace(full[-1], borrows=0)] * run.drafters
-    states = [_state_bytes(mixer, run) for mixer in mixers if isinstance(mixer, DeltaNetSpec)]
+    states = [_state_bytes(mixer, run) for mixer in mixers if isinstance(mixer, RecurrentSpec)]
     block = _BLOCK
     if states and attentions:
         # Blocks of attention are made as large as a state.
@@ -203,14 +204,14 @@ def _layer_caches(spec: ModelSpec, run: Run) -> dict[int, LayerCache]:
     return {
         index: _layer_cache(mixer, run, block, max(states, default=0))
         for index, mixer in enumerate(mixers)
-        if isinstance(mixer, DeltaNetSpec) or not mixer.borrows
+        if isinstance(mixer, RecurrentSpec) or not mixer.borrows
     }
 
 
 def _layer_cache(
-    mixer: AttentionSpec | DeltaNetSpec, run: Run, block: int, state: int
+    mixer: AttentionSpec | RecurrentSpec, run: Run, block: int, state: int
 ) -> LayerCache:
-    if isinstance(mixer, DeltaNetSpec):
+    if isinstance(mixer, RecurrentSpec):
         return LayerCache("state", run.length if not run.aligned else block, state)
     window = mixer.window if mixer.kind == "sliding" and not run.version.is_v0 else None
     kind: Literal["full", "sliding"] = "full" if window is None else "sliding"

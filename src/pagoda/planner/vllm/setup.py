@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.arch.read import MAX_LAYERS, Reader, config_reader
-from pagoda.arch.spec import AttentionSpec, DeltaNetSpec, ModelSpec
+from pagoda.arch.recurrent import DeltaNetSpec
+from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 
 _GIB = 1 << 30
@@ -268,13 +269,9 @@ def _check_split(spec: ModelSpec, size: int, stages: int) -> None:
                     f"--tensor-parallel-size {size} does not divide {heads} attention heads and "
                     f"{shared} key-value heads; take a power of two up to {shared}."
                 )
-        elif isinstance(mixer, DeltaNetSpec) and (
-            mixer.num_key_heads % size or mixer.num_value_heads % size
-        ):
-            raise ConfigError(
-                f"--tensor-parallel-size {size} does not divide {mixer.num_key_heads} key and "
-                f"{mixer.num_value_heads} value heads of the recurrent layers."
-            )
+        elif any(getattr(mixer, name) % size for name in mixer.splits):
+            parts = " and ".join(f"{getattr(mixer, x)} {what}" for x, what in mixer.splits.items())
+            raise ConfigError(f"--tensor-parallel-size {size} does not divide {parts}.")
 
 
 def stage_layers(num_layers: int, stages: int) -> list[range]:

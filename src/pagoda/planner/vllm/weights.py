@@ -9,7 +9,8 @@ from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.planner.estimate import Estimate
-from pagoda.planner.memory.tensors import ModelTensor, Part, model_tensors
+from pagoda.planner.memory.tensor import ModelTensor, Part
+from pagoda.planner.memory.tensors import model_tensors
 from pagoda.planner.vllm.allocator import allocated
 from pagoda.planner.vllm.setup import Run
 from pagoda.weights.checkpoint import TensorInfo

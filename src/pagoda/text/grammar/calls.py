@@ -65,22 +65,30 @@ class CallForm:
     """With what `before` and `head` begin and no other text does: where it comes in a reply, a call
     follows. Empty where nothing tells."""
     arguments: Arguments = json_arguments
+    of_json: Callable[[str], str] | None = None
+    """Writes arguments that are given as JSON, where the form is another."""
 
     @property
     def is_json(self) -> bool:
         """Whether the arguments are a JSON object."""
         return self.arguments is json_arguments
 
+    @property
+    def can_write(self) -> bool:
+        """Whether `written` knows the form."""
+        return self.is_json or self.of_json is not None
+
     def written(self, calls: Sequence[WrittenCall]) -> str:
-        """Calls as a model writes them, for forms of JSON. Their ids are left out where the form
-        has no object around a call."""
+        """Calls as a model writes them, for forms that `can_write`. Their ids are left out where
+        the form has no object around a call."""
         return self.before + self.between.join(map(self._written, count(), calls)) + self.after
 
     def _written(self, index: int, call: WrittenCall) -> str:
         has_place = call.call_id is not None and self.tail.startswith("}")
         marked = f', "id": {json.dumps(call.call_id, ensure_ascii=False)}' if has_place else ""
         name = f"{call.name}:{index}" if self.numbered else call.name
-        return f"{self.head}{name}{self.middle}{call.arguments}{marked}{self.tail}"
+        arguments = call.arguments if self.of_json is None else self.of_json(call.arguments)
+        return f"{self.head}{name}{self.middle}{arguments}{marked}{self.tail}"
 
     def calls(self, rules: Rules, tools: Sequence[CallSpec], *, several: bool) -> str:
         """One call, or up to `MOST_CALLS`, and nothing else."""
@@ -203,7 +211,7 @@ class TaggedArguments:
         elif is_text(schema):
             value = self._text(rules, most_characters(schema))
         else:
-            value = f"{rules.json(_with_definitions(schema, tool), tool.options)} {closed}"
+            value = f"{rules.json(with_definitions(schema, tool), tool.options)} {closed}"
         return rules.rule(f"{opened} {value}")
 
     def _text(self, rules: Rules, most: int | None) -> str:
@@ -213,7 +221,7 @@ class TaggedArguments:
         return f"{rules.until(tag, most)} {rules.literal(behind)}"
 
 
-def _with_definitions(schema: Any, tool: CallSpec) -> Any:
+def with_definitions(schema: Any, tool: CallSpec) -> Any:
     """References of a part point into the whole."""
     kept = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
     return {**kept, **schema} if isinstance(schema, Mapping) else schema

@@ -78,7 +78,7 @@ class ChatTemplate:
         """Whether it says how a reranker reads a query and a document."""
         self.shows_tools = any(map(shows_tools, sources.values()))
         """Whether the model is told of tools by its template."""
-        self._shows_calls = self.shows_tools or any(map(shows_calls, sources.values()))
+        self._shows_calls = any(map(shows_calls, sources.values()))
         self._short_ids = any(_SHORT_IDS in text for text in sources.values())
 
     @property
@@ -109,8 +109,9 @@ class ChatTemplate:
         """The prompt of a conversation, with BOS if the template writes one.
 
         Tools that the template has no place for are described in the system turn, with `call_form`
-        for their calls; likewise calls and results of earlier turns. Without a form of JSON
-        arguments they are handed to the template all the same.
+        for their calls; likewise calls and results of earlier turns, or calls alone where it shows
+        tools (LFM2's). Without a form that can be written they are handed to the template all the
+        same.
 
         `variables` are the request's own (`chat_template_kwargs`). With `continue_final_message`
         the prompt ends where the last message's content ends, for the model to go on; it excludes
@@ -132,7 +133,7 @@ class ChatTemplate:
         }
         shared.setdefault("documents", None)
         try:
-            if call_form is not None and call_form.is_json:
+            if call_form is not None and call_form.can_write:
                 messages = self._spelled(messages, tools, call_form)
             try:
                 return self._render(name, messages, shared, continue_final_message, True)
@@ -168,7 +169,7 @@ class ChatTemplate:
         if not all(isinstance(message, Mapping) for message in messages):
             return messages  # which is an error, and said where messages are shaped
         if not self._shows_calls:
-            messages = with_spelled_calls(messages, form)
+            messages = with_spelled_calls(messages, form, results=not self.shows_tools)
         if tools and not self.shows_tools:
             messages = with_description(messages, tools, form, takes_system=self._takes_system)
         return messages

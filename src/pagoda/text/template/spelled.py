@@ -62,8 +62,10 @@ def with_description(
     return [{"role": "user", "content": described}, *rest]
 
 
-def with_spelled_calls(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """Calls as the text that a model writes, and results as turns of the user; what the user says
+def with_spelled_calls(
+    messages: Sequence[Message], form: CallForm, *, results: bool = True
+) -> list[Message]:
+    """Calls as the text that a model writes, and `results` as turns of the user; what the user says
     behind results is of the same turn, since many templates want user and assistant to alternate.
     """
     spelled: list[Message] = []
@@ -71,7 +73,7 @@ def with_spelled_calls(messages: Sequence[Message], form: CallForm) -> list[Mess
     turn: list[Any] = []
     for message in messages:
         role = message.get("role")
-        if role in _RESULT_ROLES:
+        if role in _RESULT_ROLES and results:
             turn.append(_result(message, names))
         elif turn and role == "user":
             turn.append(_content(message))

@@ -6,6 +6,7 @@ import pytest
 
 from pagoda.text.parsers.select import parser_for
 from tests.unit.text.parsers.kimi import KIMI, OUTSIDE
+from tests.unit.text.parsers.lfm2 import LFM2
 from tests.unit.text.parsers.parsing import TOOLS, parse
 
 PARIS = '{"city": "Paris"}'
@@ -370,6 +371,7 @@ CASES = [
         "command": COMMAND,
         "ernie45": ERNIE,
         "kimi_k2": KIMI,
+        "lfm2": LFM2,
         "generic": GENERIC,
     }.items()
     for name, (reply, expected) in table.items()
@@ -434,6 +436,7 @@ def test_without_tools_calls_are_text(family):
         ("llama3", "<|python_tag|>print(1)", "print(1)"),
         ("deepseek_v3", f"{B}{b}now{sep}{{}}{e}{E}", "now{}"),
         ("kimi_k2", OUTSIDE, "functions.now:0{}"),
+        ("lfm2", "<|tool_call_start|>[now()]<|tool_call_end|>", "[now()]"),
         ("harmony", "<|channel|>commentary to=functions.now<|message|>{}<|call|>", "{}"),
         ("mistral", "Hi[/THINK]", "Hi"),
         ("gemma4", "Hi<channel|>", "Hi"),

@@ -39,6 +39,7 @@ CHOSEN = {
     "seed_oss": ["ByteDance-Seed-OSS"],
     "command": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"],
     "kimi_k2": ["Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"],
+    "lfm2": ["LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct"],
     "none": ["google-gemma-2-2b-it", "microsoft-Phi-3.5-mini-instruct"],
 }  # fmt: skip
 # Of the generic family, those whose calls it knows.
@@ -89,7 +90,8 @@ def test_llamas_of_both_headers_write_the_same_calls(header):
     + KNOWN_TO_GENERIC,
 )
 def test_what_a_template_writes_of_a_call_is_read_back(templates, name):
-    """The history's assistant turn, as the template renders it, is what the model would write."""
+    """The history's assistant turn, as the template renders it (or, where it leaves calls out, as
+    they are spelled for it), is what the model would write."""
     template = ChatTemplate({"default": templates[name]}, {"eos_token": "</s>"})
     user = {"role": "user", "content": "Hi"}
     call = {"name": "weather", "arguments": json.dumps(ARGUMENTS)}
@@ -99,8 +101,9 @@ def test_what_a_template_writes_of_a_call_is_read_back(templates, name):
         "tool_calls": [{"id": "call_0123456789", "type": "function", "function": call}],
     }
     answer = {"role": "tool", "tool_call_id": "call_0123456789", "content": "SUNNY"}
-    prompt = template.render([user], tools=TOOLS)
-    conversation = template.render([user, turn, answer], tools=TOOLS)
+    form = parser_for(templates[name]).form.calls
+    prompt = template.render([user], tools=TOOLS, call_form=form)
+    conversation = template.render([user, turn, answer], tools=TOOLS, call_form=form)
     assert "None" not in conversation
     start = len(os.path.commonprefix([prompt, conversation]))
     if prompt.rfind("<", 0, start) > prompt.rfind(">", 0, start):

@@ -100,9 +100,18 @@ void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
         const float* gate = op.gate + row * op.gate_stride;
         const float* x = op.x + row * op.x_stride;
         float* y = op.y + row * op.size;
-        if (op.activation == Activation::kSilu)
-            gate_row(x, gate, y, op.size, [](Floats v) { return silu(v); });
-        else gate_row(x, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
+        switch (op.activation) {
+            case Activation::kSilu:
+                return gate_row(x, gate, y, op.size, [](Floats v) { return silu(v); });
+            case Activation::kGeluTanh:
+                return gate_row(x, gate, y, op.size, [](Floats v) { return gelu_tanh(v); });
+            case Activation::kRelu:
+                return gate_row(x, gate, y, op.size, [](Floats v) {
+                    return max(Floats::zero(), v);  // NaN stays NaN
+                });
+            case Activation::kIdentity:
+                return gate_row(x, gate, y, op.size, [](Floats v) { return v; });
+        }
     });
 }
 

@@ -340,10 +340,11 @@ class Native {
 
     void causal_conv(uintptr_t x, int64_t rows, int64_t stride, uintptr_t weight, int64_t width,
                      int64_t channels, uintptr_t state, int64_t slot_stride,
-                     const StateSlots& slots, uintptr_t y) {
+                     const StateSlots& slots, uintptr_t y, uintptr_t bias, bool silu) {
         compute("causal_conv", kernels_->causal_conv,
                 CausalConv{pointer<const float>(x), stride, pointer<const float>(weight), width,
-                           channels, pointer<float>(state), slot_stride, slots, pointer<float>(y)},
+                           channels, pointer<float>(state), slot_stride, slots, pointer<float>(y),
+                           pointer<const float>(bias), silu},
                 rows);
     }
 
@@ -579,7 +580,9 @@ NB_MODULE(_native, module) {
         .value("int8", CacheType::kInt8);
     nb::enum_<Activation>(module, "Activation")
         .value("silu", Activation::kSilu)
-        .value("gelu_tanh", Activation::kGeluTanh);
+        .value("gelu_tanh", Activation::kGeluTanh)
+        .value("relu", Activation::kRelu)
+        .value("identity", Activation::kIdentity);
     nb::enum_<Scoring>(module, "Scoring")
         .value("softmax", Scoring::kSoftmax)
         .value("topk_softmax", Scoring::kTopKSoftmax)

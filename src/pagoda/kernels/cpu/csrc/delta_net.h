@@ -66,6 +66,8 @@ struct ConvInput {
 
 inline void conv_row(const CausalConv& op, const ConvInput& input, int64_t row, int64_t count) {
     float totals[kConvChannels] = {};
+    if (op.bias != nullptr)
+        std::memcpy(totals, op.bias + input.first, static_cast<size_t>(count) * 4);
     const int64_t whole = count - count % Floats::kSize;
     for (int64_t tap = 0; tap < op.width; ++tap) {
         const float* x = input(row, op.width - 1 - tap);
@@ -76,9 +78,9 @@ inline void conv_row(const CausalConv& op, const ConvInput& input, int64_t row, 
                 .store(totals + i);
         for (int64_t i = whole; i < count; ++i) totals[i] += weight[i] * x[i];
     }
-    map_row(totals, op.y + row * op.channels + input.first, count, [](Floats v) {
-        return silu(v);
-    });
+    float* y = op.y + row * op.channels + input.first;
+    if (op.silu) map_row(totals, y, count, [](Floats v) { return silu(v); });
+    else std::memcpy(y, totals, static_cast<size_t>(count) * 4);
 }
 
 // The last width - 1 inputs up to a row, oldest first: each comes from a later place than its own,

@@ -102,7 +102,7 @@ struct PatchAttention {
     char* scratch;               // see patch_attention_scratch
 };
 
-enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+enum class Activation : int32_t { kSilu = 0, kGeluTanh = 1, kRelu = 2, kIdentity = 3 };
 
 // y = activation(gate) * x.
 struct ActivateAndMul {
@@ -159,7 +159,7 @@ struct StateSlots {
     int64_t max_reqs;
 };
 
-// y[t] = silu(sum over i of weight[i] * x[t - width + 1 + i]) per channel.
+// y[t] = bias + sum over i of weight[i] * x[t - width + 1 + i] per channel, or silu of that.
 struct CausalConv {
     const float* x;       // [rows, channels], stride apart
     int64_t stride;
@@ -170,6 +170,8 @@ struct CausalConv {
     int64_t slot_stride;
     StateSlots slots;
     float* y;             // [rows, channels]
+    const float* bias;    // [channels], or null
+    bool silu;
 };
 
 constexpr int64_t kMaxKeyDim = 256;
