@@ -24,8 +24,8 @@ SIZES = [
     ("gradient", 300, 300), ("noise", 97, 203), ("letters", 310, 51), ("noise", 5, 700),
     ("gradient", 1500, 4),
 ]  # fmt: skip
-# Random towers magnify the order of sums: transformers in fp32 is itself 1e-4 off its own fp64, and
-# what it says with AVX-512 is as far from what it says with AVX2.
+# Random towers magnify the order of sums: transformers in fp32 is itself up to 3e-4 off its own
+# fp64, and what it says with AVX-512 is as far from what it says with AVX2.
 MAGNIFIED = 3e-4
 
 
@@ -107,7 +107,9 @@ def test_logits_equal(packed, reference, folder, tmp_path):
     images = [picture(*size) for size in SIZES[:3]]
     prompt = vision.prompt_of(around(images, folder), tmp_path)
     ids = prompt.ids + words(6, 11)
-    expected = vision.reference_logits(reference, ids, images)
+    # In fp64 a router may choose other experts.
+    routed = reference.config.text_config.enable_moe_block
+    expected = (vision.reference_logits if routed else vision.exact_logits)(reference, ids, images)
     loaded = tiny.load(folder, packed=packed)
     for cuts in ([], [item.start for item in prompt.items],
                  [item.start + item.length for item in prompt.items]):  # fmt: skip
