@@ -2,6 +2,7 @@
 transformers'."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +78,15 @@ def prompt_of(pieces: list[list[int] | Piece], folder: Path) -> VisionPrompt:
 def reference_logits(
     model: PreTrainedModel, ids: list[int], images: list[Image.Image]
 ) -> torch.Tensor:
-    """fp32 [len(ids), vocab]."""
+    """[len(ids), vocab], in the model's dtype."""
     if not images:
         return tiny.reference_logits(model, ids)
     kinds = torch.tensor([[int(token == IMAGE) for token in ids]])
     inputs = processed_by_transformers(images)
+    inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
     return model(torch.tensor([ids]), mm_token_type_ids=kinds, **inputs).logits[0]
+
+
+def exact_logits(model: PreTrainedModel, ids: list[int], images: list[Image.Image]) -> torch.Tensor:
+    """The same computed in fp64, as fp32."""
+    return reference_logits(deepcopy(model).double(), ids, images).float()

@@ -1,6 +1,5 @@
 """Gemma 4 equal to transformers' on tiny random checkpoints and pictures of any size."""
 
-from copy import deepcopy
 from itertools import pairwise
 
 import numpy as np
@@ -25,11 +24,9 @@ SIZES = [
     ("gradient", 300, 300), ("noise", 97, 203), ("letters", 310, 51), ("noise", 5, 700),
     ("gradient", 1500, 4),
 ]  # fmt: skip
-# Random towers magnify the order of sums: transformers in fp32 is itself 1e-4 off its own fp64, and
-# what it says with AVX-512 is as far from what it says with AVX2.
+# Random towers magnify the order of sums: transformers in fp32 is itself up to 3e-4 off its own
+# fp64, and what it says with AVX-512 is as far from what it says with AVX2.
 MAGNIFIED = 3e-4
-# The small one's fp32 is 3e-4 off its fp64, with which it is compared.
-SMALL_MAGNIFIED = 6e-4
 
 
 @pytest.fixture(
@@ -110,9 +107,9 @@ def test_logits_equal(packed, reference, folder, tmp_path):
     images = [picture(*size) for size in SIZES[:3]]
     prompt = vision.prompt_of(around(images, folder), tmp_path)
     ids = prompt.ids + words(6, 11)
-    small = reference.config.text_config.num_kv_shared_layers > 0
-    exact = deepcopy(reference).double() if small else reference
-    expected = vision.reference_logits(exact, ids, images).float()
+    # Experts of transformers do not run in fp64.
+    routed = reference.config.text_config.enable_moe_block
+    expected = (vision.reference_logits if routed else vision.exact_logits)(reference, ids, images)
     loaded = tiny.load(folder, packed=packed)
     for cuts in ([], [item.start for item in prompt.items],
                  [item.start + item.length for item in prompt.items]):  # fmt: skip
@@ -120,7 +117,7 @@ def test_logits_equal(packed, reference, folder, tmp_path):
         driver.add("r", prompt)
         edges = [0, *cuts, len(prompt.ids), *range(len(prompt.ids) + 1, len(ids) + 1)]
         found = [driver.step({"r": ids[a:b]})["r"] for a, b in pairwise(edges) if a < b]
-        close(torch.cat(found), expected, SMALL_MAGNIFIED if small else MAGNIFIED)
+        close(torch.cat(found), expected, MAGNIFIED)
 
 
 def test_pictures_look_both_ways(model, folder, tmp_path, reference):
