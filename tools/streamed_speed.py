@@ -1,9 +1,9 @@
 """How fast a mixture replies whose experts are partly on disk, beside the same in memory.
 
-    python -m tools.streamed_speed                   # 1.7 GB of experts, 1.6 GiB of memory for all
+    python -m tools.streamed_speed                   # 1.6 GB of experts, 1.6 GiB of memory for all
     python -m tools.streamed_speed --layers 8 --memory 2
 
-Layers of Qwen3-30B-A3B's sizes with random weights of 4 bits: with all experts in memory, with
+Layers of Qwen3-30B-A3B's sizes whose experts are random, in MXFP4: with all experts in memory, with
 those on disk that `--memory` leaves no room for, and with these when nobody asks for them before
 they are needed (`madvise(MADV_WILLNEED)` does nothing), so that a page is read when it is met.
 Before each step the system drops what it holds of the files: it is the slowest that such an engine
@@ -26,14 +26,12 @@ from pagoda.kernels import cpu
 
 _SIZES = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
-    "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 64,
     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
     "num_experts_per_tok": 8, "norm_topk_prob": True, "decoder_sparse_step": 1,
     "mlp_only_layers": [], "vocab_size": 32000, "max_position_embeddings": 4096,
     "rope_theta": 1e6, "rms_norm_eps": 1e-6, "hidden_act": "silu", "torch_dtype": "bfloat16",
-    "tie_word_embeddings": True,
-    "quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128,
-                            "desc_act": False, "sym": True},
+    "tie_word_embeddings": True, "quantization_config": {"quant_method": "mxfp4"},
 }  # fmt: skip
 # Tokens, and how often each is measured.
 _STEPS = ((1, 16), (512, 3))
