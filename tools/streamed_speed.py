@@ -34,7 +34,7 @@ _SIZES = {
     "tie_word_embeddings": True, "quantization_config": {"quant_method": "mxfp4"},
 }  # fmt: skip
 # Tokens, and how often each is measured.
-_STEPS = ((1, 16), (512, 3))
+_STEPS = ((1, 16), (512, 2))
 _PAGEOUT = 21
 _DEAF = """
 #include <sys/syscall.h>

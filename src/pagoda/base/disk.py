@@ -59,9 +59,9 @@ def is_memory(folder: Path) -> bool:
 
 
 def _read_ends(handle: int, pages: mmap.mmap, seconds: float) -> list[float]:
-    """When reading began and when each whole chunk was there, for about so long."""
+    """When reading began and when each whole chunk was there, for about so long: two at least."""
     ends = [time.perf_counter()]
-    while ends[-1] - ends[0] < seconds:
+    while len(ends) < 3 or ends[-1] - ends[0] < seconds:
         if os.preadv(handle, [pages], _CHUNK * (len(ends) - 1)) < _CHUNK:
             break
         ends.append(time.perf_counter())

@@ -30,7 +30,8 @@ def test_speed_is_bytes_by_time(tmp_path, monkeypatch):
 
 
 def test_a_disk_so_slow_that_time_is_up_after_one_read(tmp_path, monkeypatch):
-    ticks = iter([0.0, 2.0])
+    """There is a second, as the first waited for the disk to wake."""
+    ticks = iter([0.0, 9.0, 11.0])
     monkeypatch.setattr(disk.time, "perf_counter", lambda: next(ticks))
     monkeypatch.setattr(disk.os, "preadv", lambda handle, buffers, offset: 4 * MIB)
     file = tmp_path / "model.gguf"
