@@ -4,6 +4,7 @@ there can be held against it line by line; and a step with a prompt as a whole."
 from collections import defaultdict
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 
 from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
@@ -16,7 +17,6 @@ from pagoda.planner.devices.speed import (
     mixer_operations,
     overlapped,
     read_weights,
-    share_met,
     token_share,
 )
 from pagoda.planner.memory.weights import HeldWeight
@@ -78,18 +78,51 @@ class GpuPart:
     in_host: Set[str] = frozenset()
     """Names of weights that lie in the host's memory."""
 
+    @cached_property
+    def launches(self) -> dict[str, int]:
+        return launches(self.spec)
+
+    @cached_property
+    def products(self) -> list["_Product"]:
+        """What all layers read and compute, once for steps of any size."""
+        found: dict[tuple[str, bool, bool, float], list[float]] = {}
+        for part in read_weights(self.spec, self.held):
+            tensor = part.tensor
+            share = token_share(self.spec, part)
+            key = (_name(part), tensor.role == "experts", tensor.name in self.in_host, share)
+            sums = found.setdefault(key, [0, 0])
+            sums[0] += part.nbytes
+            sums[1] += part.elements
+        return [_Product(*key, *sums) for key, sums in found.items()]
+
+    @cached_property
+    def seen(self) -> DeviceSpeed:
+        """The speed of its GPU as another engine was seen to reach it, op by op."""
+        return device_speed(self.gpu, self.spec, self.ranks, False, SEEN)
+
+
+@dataclass(frozen=True)
+class _Product:
+    name: str
+    scattered: bool
+    in_host: bool
+    share: float
+    """What a token meets of it."""
+    nbytes: float
+    elements: float
+
 
 def decode_step(part: GpuPart, context: int, requests: int = 1) -> Step:
     """The step of one GPU; the others compute theirs meanwhile."""
     spec, groups = part.spec, part.groups
-    work = _weights(spec, part.held, requests, part.in_host)
+    work = _weights(part, requests)
     for group in groups:
         name = "attending" if isinstance(group, KVGroupSpec) else "updating states"
         work[name].nbytes += requests * cached_bytes(group, context)
     for layer in spec.layers:
         name = "attending" if isinstance(layer.mixer, AttentionSpec) else "updating states"
         work[name].flops += requests * mixer_operations(layer.mixer, context)
-    starts = launches(spec)
+    starts = part.launches
     names = [*starts, *(name for name in work if name not in starts)]
     limits = [(s, device_speed(part.gpu, spec, part.ranks, part.captured, s)) for s in (SEEN, FAST)]
     lines = []
@@ -114,8 +147,8 @@ def prompt_seconds(part: GpuPart, tokens: int) -> tuple[float, float]:
     """How long the work of a step takes that computes the first `tokens` of a prompt, and how long
     launching it op by op; with the shares of a GPU's limits that another engine was seen to reach.
     """
-    spec, device = part.spec, device_speed(part.gpu, part.spec, part.ranks, False, SEEN)
-    work = _weights(spec, part.held, tokens, part.in_host)
+    spec, device = part.spec, part.seen
+    work = _weights(part, tokens)
     work["head"].flops /= tokens  # the last one alone has logits
     # Half of the pairs are in the future.
     work["attending"].flops = tokens * sum(
@@ -124,23 +157,22 @@ def prompt_seconds(part: GpuPart, tokens: int) -> tuple[float, float]:
     computing = sum(_seconds(of, 0, device, SEEN, False)[0] for of in work.values())
     if part.ranks > 1:
         computing += exchanging(spec, device, tokens)
-    return computing, SEEN.eager * sum(launches(spec).values())
+    return computing, SEEN.eager * sum(part.launches.values())
 
 
-def _weights(
-    spec: ModelSpec, held: Sequence[HeldWeight], requests: int, in_host: Set[str]
-) -> defaultdict[str, _Work]:
+def _weights(part: GpuPart, requests: int) -> defaultdict[str, _Work]:
     """What products read and compute, by the names of their weights within a layer."""
     work: defaultdict[str, _Work] = defaultdict(_Work)
-    for part in read_weights(spec, held):
-        of = work[_name(part)]
-        nbytes = part.nbytes * share_met(spec, part, requests)
-        if part.tensor.name in in_host:
+    for product in part.products:
+        of = work[product.name]
+        # Of experts so many as that many tokens meet together, if routers choose evenly.
+        nbytes = product.nbytes * (1 - (1 - product.share) ** requests)
+        if product.in_host:
             of.from_host += nbytes
         else:
             of.nbytes += nbytes
-        of.flops += 2 * part.elements * token_share(spec, part) * requests
-        of.scattered |= part.tensor.role == "experts"
+        of.flops += 2 * product.elements * product.share * requests
+        of.scattered |= product.scattered
     return work
 
 
