@@ -22,7 +22,7 @@ from pagoda.planner.eagle3 import fitted, head_name, wants_eagle3
 from pagoda.planner.memory.assumed import config_tensors, dummy_of
 from pagoda.planner.quantization import quantized_tensors
 from pagoda.weights.checkpoint import TensorInfo
-from pagoda.weights.choice import is_gguf_model, quant_of
+from pagoda.weights.choice import VOCABULARIES, is_gguf_model, quant_of
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.joined import HEAD_PREFIX, PrefixedCheckpoint
 from pagoda.weights.jsonfile import read_json
@@ -181,7 +181,7 @@ def _missing(model: ModelConfig, files: ModelFiles) -> tuple[str, ...]:
         index = read_json(path).get("weight_map") if path.is_file() else None
         shards = sorted(set(index.values())) if isinstance(index, dict) else []
         found.append(f"the weights ({shards[0]} and on)" if shards else "the weights")
-    if model.tokenizer is None and not (files.folder / "tokenizer.json").is_file():
+    if model.tokenizer is None and not any((files.folder / x).is_file() for x in VOCABULARIES):
         found.append("tokenizer.json")
     return tuple(found)
 

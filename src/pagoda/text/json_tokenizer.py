@@ -18,6 +18,7 @@ from pagoda.text.parts import (
     library_faults,
     spm_bytes,
 )
+from pagoda.text.ranks import ranked_backend
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.pointer import START, refuse_pointer
 
@@ -53,20 +54,16 @@ class JsonEncoder:
 
 
 def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
-    """Read tokenizer.json and tokenizer_config.json; `end_ids` end a turn by the model's configs.
+    """Read tokenizer.json, or what stands for it (`text.ranks`), and tokenizer_config.json;
+    `end_ids` end a turn by the model's configs.
 
     Raises CheckpointError for broken files, UnsupportedModelError where there is no tokenizer.json.
     """
     path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise UnsupportedModelError(
-            f"There is no tokenizer.json in {folder}. Save the tokenizer there with transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
-        )
-    backend = _read_backend(path)
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.is_file() else {}
-    named = _add_configured_tokens(backend, config)
+    backend, names = _backend_of(path, config)
+    named = {**names, **_add_configured_tokens(backend, config)}
     encoder = JsonEncoder(backend)
     added = backend.get_added_tokens_decoder()
     pieces = _pieces(backend, path, frozenset(added))
@@ -86,6 +83,22 @@ def parts_from_folder(folder: Path, *, end_ids: list[int]) -> TokenizerParts:
         names=named,
     )
     return TokenizerParts(encoder, pieces, special)
+
+
+def _backend_of(
+    path: Path, config: Mapping[str, Any]
+) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """The pipeline of tokenizer.json, or of a file that stands for it, and the texts of the named
+    tokens that it tells of itself."""
+    if path.is_file():
+        return _read_backend(path), {}
+    ranked = ranked_backend(path.parent, config)
+    if ranked is None:
+        raise UnsupportedModelError(
+            f"There is no tokenizer.json in {path.parent}. Save the tokenizer there with "
+            "transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder)."
+        )
+    return ranked
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -21,6 +21,9 @@ _NAMED = 5
 _PROJECTORS = ("F16", "BF16", "Q8_0", "F32")
 # Everything a Hugging Face model may need besides its weights; never pickles (.bin, .pt).
 _COMPANIONS = (".json", ".jinja", ".txt", ".model")
+TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
+VOCABULARIES = ("tokenizer.json", TEKKEN, TIKTOKEN)
+"""Files of which one makes a folder's tokenizer."""
 
 # sentence-transformers' modules: `1_Pooling/config.json`.
 _MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json", re.ASCII)

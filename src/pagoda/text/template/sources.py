@@ -6,6 +6,7 @@ from typing import Any
 
 from pagoda.base.errors import CheckpointError, ConfigError
 from pagoda.text.template.named import NAMED_TEMPLATES, named_template
+from pagoda.weights.choice import TEKKEN
 from pagoda.weights.files import ModelFiles
 from pagoda.weights.jsonfile import read_json
 
@@ -16,7 +17,7 @@ def template_sources(
     """Templates by name (`default`, `tool_use`, ...).
 
     `override` is a file's path, a text, or one of `NAMED_TEMPLATES`, which begins with BOS where
-    the tokenizer adds one.
+    the tokenizer adds one. A folder with a tekken.json and no template has Mistral's turns.
     """
     if override in NAMED_TEMPLATES and not Path(override).exists():
         return {"default": named_template(override, adds_bos=adds_bos)}
@@ -24,7 +25,14 @@ def template_sources(
         return {"default": _override_source(override)}
     if files.kind == "gguf":
         return _gguf_sources(files.metadata)
-    return _folder_sources(files.folder)
+    found = _folder_sources(files.folder)
+    if not found and (files.folder / TEKKEN).is_file():
+        # Mistral publishes none beside it: mistral_common has them in code.
+        settings = read_json(files.folder / TEKKEN).get("config")
+        version = settings.get("version") if isinstance(settings, dict) else None
+        name = "mistral-v3-tekken" if version == "v3" else "mistral-v7-tekken"
+        found = {"default": named_template(name, adds_bos=adds_bos)}
+    return found
 
 
 def _override_source(override: str) -> str:
