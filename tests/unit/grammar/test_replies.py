@@ -42,6 +42,12 @@ CALLS = {
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
         f"{PARIS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    ),
     "kimi_k2": (
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
         f"<|tool_call_argument_begin|>{PARIS}<|tool_call_end|><|tool_calls_section_end|>"
@@ -70,7 +76,7 @@ THOUGHTS = {
 }
 AUTO = (
     "hermes", "qwen3_coder", "gemma4", "deepseek_v3", "deepseek_r1", "mistral", "seed_oss",
-    "command", "ernie45", "kimi_k2", "lfm2",
+    "command", "ernie45", "kimi_k2", "lfm2", "deepseek_v32",
 )  # fmt: skip
 PROMPT = "<|start|>assistant"
 
@@ -211,6 +217,10 @@ def test_a_call_without_parameters_has_none(name, special):
     empty = {
         "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
         "gemma4": "<|tool_call>call:now{}<tool_call|>",
+        "deepseek_v32": (
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜function_calls>"
+        ),
         "lfm2": "<|tool_call_start|>[now()]<|tool_call_end|>",
         "seed_oss": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
     }.get(name, CALLS[name].replace("weather", "now").replace(PARIS, "{}"))

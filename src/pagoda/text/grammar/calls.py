@@ -187,6 +187,8 @@ class TaggedArguments:
     """Around the parameter's name."""
     close: tuple[str, str, str]
     """What precedes the tag, the tag, and what follows it."""
+    open_json: str = ""
+    """Behind the name of a parameter whose value is JSON, if it differs."""
 
     def __call__(self, rules: Rules, tool: CallSpec) -> str:
         given = properties_of(tool)
@@ -203,9 +205,11 @@ class TaggedArguments:
         )
 
     def _parameter(self, rules: Rules, tool: CallSpec, name: str, schema: Any) -> str:
-        opened = rules.literal(self.open[0] + name + self.open[1])
-        closed = rules.literal("".join(self.close))
         choices = text_choices(schema)
+        is_json = choices is None and not is_text(schema)
+        behind = (is_json and self.open_json) or self.open[1]
+        opened = rules.literal(self.open[0] + name + behind)
+        closed = rules.literal("".join(self.close))
         if choices is not None:
             value = f"{either(*map(rules.literal, choices))} {closed}"
         elif is_text(schema):

@@ -13,8 +13,8 @@ from pagoda.text.template.spelled import shows_tools
 AnyMarkup = Markup | Harmony
 _HERE = "pagoda.text.parsers"
 _NAMES = (
-    "gemma4", "hermes", "qwen3_coder", "harmony", "deepseek_r1", "deepseek_v3", "llama3",
-    "mistral", "seed_oss", "command", "ernie45", "kimi_k2", "lfm2", "generic",
+    "gemma4", "hermes", "qwen3_coder", "harmony", "deepseek_r1", "deepseek_v3", "deepseek_v32",
+    "llama3", "mistral", "seed_oss", "command", "ernie45", "kimi_k2", "lfm2", "generic",
 )  # fmt: skip
 # vLLM's names for the same markup
 _ALIASES = {
@@ -57,6 +57,7 @@ _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("harmony", lambda text: "<|channel|>" in text and "<|message|>" in text),
     ("gemma4", lambda text: "<|channel>" in text or "<|tool_call>" in text),
     ("mistral", lambda text: "[TOOL_CALLS]" in text or "[THINK]" in text),
+    ("deepseek_v32", lambda text: "｜DSML｜" in text),
     ("deepseek_r1", lambda text: "<｜tool▁sep｜>" in text and "```json" in text),
     ("deepseek_v3", lambda text: "<｜tool▁sep｜>" in text),
     ("qwen3_coder", lambda text: "<tool_call>" in text and "<parameter=" in text),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pagoda.text.parsers.base import Delta
 from pagoda.text.parsers.calls import CallReader, Calls
 from pagoda.text.parsers.reader import Reader, Steps
-from pagoda.text.parsers.tools import STRING, as_json
+from pagoda.text.parsers.tools import ANYTHING, STRING, as_json
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,9 @@ class XmlForm:
     """The first is empty where the value follows its key at once."""
     ends: tuple[str, ...]
     """Any of these ends the call; those that are not part of it are left for others."""
+    kinds: tuple[str, str] | None = None
+    """Behind a key's second tag: what says that its value is a string, and what says that it is
+    JSON. None: the tools tell."""
 
 
 def xml_calls(form: XmlForm, *, opened: bool = False) -> CallReader:
@@ -73,14 +76,19 @@ def _parameter(reader: Reader, calls: Calls, form: XmlForm, name: str, between: 
     if key is None:
         return False
     yield from reader.literal(form.key[1])
+    kinds = calls.tools.kinds(name, key.strip())
+    if form.kinds is not None:
+        kind = yield from reader.literal(*form.kinds)
+        if not kind:
+            return False
+        kinds = STRING if kind == form.kinds[0] else ANYTHING - STRING
     if form.value[0]:
         yield from reader.space()
         if not (yield from reader.literal(form.value[0])):
             return False
     reader.take()
-    key = key.strip()
-    yield calls.give(between + json.dumps(key, ensure_ascii=False) + ": ")
-    return (yield from _value(reader, calls, form, calls.tools.kinds(name, key)))
+    yield calls.give(between + json.dumps(key.strip(), ensure_ascii=False) + ": ")
+    return (yield from _value(reader, calls, form, kinds))
 
 
 def _value(reader: Reader, calls: Calls, form: XmlForm, kinds: frozenset[str]) -> Steps[bool]:

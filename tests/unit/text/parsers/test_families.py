@@ -305,6 +305,33 @@ GENERIC = {
     "Mistral": ("[TOOL_CALLS]now[ARGS]{}", [("now", "{}")]),
 }  # fmt: skip
 
+DSML = {
+    "thought, text and two calls": (
+        "<think>Hm.</think>Let me see.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
+        [
+            thought("Hm."), text("Let me see.\n\n"),
+            ("weather", '{"city": "Paris", "days": 2}'), ("now", "{}"),
+        ],
+    ),
+    "what a value is, the tag says": (
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="weather">'
+        '<｜DSML｜parameter name="city" string="true">75</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="at" string="false">{"lat": 48.9}</｜DSML｜parameter>'
+        "</｜DSML｜invoke></｜DSML｜tool_calls>",
+        [("weather", '{"city": "75", "at": {"lat": 48.9}}')],
+    ),
+    "a tag without a kind": (
+        '<｜DSML｜function_calls><｜DSML｜invoke name="weather">'
+        '<｜DSML｜parameter name="city">Paris</｜DSML｜parameter></｜DSML｜invoke>',
+        None,
+    ),
+}  # fmt: skip
+
 SEED_OSS = {
     "thought, text and a call": (
         "<seed:think>Hm.\n</seed:think>\nLet me see.\n<seed:tool_call>\n<function=weather>\n"
@@ -367,6 +394,7 @@ CASES = [
         "deepseek_v3": DEEPSEEK,
         "llama3": LLAMA3,
         "mistral": MISTRAL,
+        "deepseek_v32": DSML,
         "seed_oss": SEED_OSS,
         "command": COMMAND,
         "ernie45": ERNIE,
