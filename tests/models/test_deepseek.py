@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pagoda.arch.registry import spec_for
-from pagoda.base.errors import UnsupportedModelError
+from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.core.kvcache.spec import KVLayout, attention_groups, kv_groups
 from pagoda.kernels import cpu
 from pagoda.weights.files import open_model
@@ -101,9 +101,18 @@ def test_packed_ggufs_stay_close(storage, joined, tmp_path):
 
 
 @NATIVE
-@pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])
-def test_the_same_bits_however_a_text_is_cut_and_batched(kv_dtype, tmp_path):
-    tiny.make("deepseek_v3", **tiny.DEEPSEEK_V3).save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        ("deepseek_v3", torch.float32),
+        ("deepseek_v3", torch.bfloat16),
+        ("deepseek_v3", torch.int8),
+        ("glm_moe_dsa", torch.float32),
+        ("deepseek_v32", torch.bfloat16),
+    ],
+)
+def test_the_same_bits_however_a_text_is_cut_and_batched(family, kv_dtype, tmp_path):
+    tiny.make(family, **getattr(tiny, family.upper())).save_pretrained(tmp_path)
     model = tiny.load(tmp_path, packed=True)
 
     def run(chunk: int) -> torch.Tensor:
@@ -136,10 +145,34 @@ def test_one_vector_per_token_is_cached():
 
 
 @pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({}, range(78)),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, [0, 1, 2, *range(6, 78, 4)]),
+        ({"index_topk_pattern": "FFSSFS" + "S" * 72}, [0, 1, 4]),
+    ],
+)
+def test_which_layers_have_an_indexer(fields, own):
+    config = tiny.SIZES | tiny.GLM_MOE_DSA | {"num_hidden_layers": 78, "indexer_types": None}
+    config |= {"architectures": ["GlmMoeDsaForCausalLM"], "num_nextn_predict_layers": 1} | fields
+    spec = spec_for(config, {}, ())
+    indexers = [mixer.latent.indexer for mixer in spec.attentions]
+    assert [i for i, indexer in enumerate(indexers) if indexer.own] == list(own)
+    # All layers keep blocks alike, so that what one chose lies in the same place in the next.
+    assert len(kv_groups(spec, KVLayout(block_size=16), "bfloat16")) == 1
+    assert (spec.draft_head is None) == (77 not in own)
+    with pytest.raises(CheckpointError, match="indexer_types is .*the first one 'full'"):
+        spec_for({**config, "indexer_types": ["shared"] + ["full"] * 77}, {}, ())
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["DeepseekV32ForCausalLM"]}, "an indexer chooses.*Take DeepSeek V3.1"),
-        ({"index_topk": 2048}, "index_topk.*Take DeepSeek V3.1"),
+        ({"index_topk": 2048}, "index_topk.*DeepSeek V3.2 is a DeepseekV32ForCausalLM"),
+        (
+            {"architectures": ["DeepseekV32ForCausalLM"], **tiny.INDEXED, "q_lora_rank": None},
+            "Queries have no rank",
+        ),
         ({"rope_interleave": False}, "rope_interleave is False; known is True"),
         ({"attention_bias": True}, "attention_bias is True; known is False"),
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; known is 'noaux_tc'"),

@@ -22,6 +22,8 @@ MODELS = {
     "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),
     "deepseek v2": ("deepseek_v2", tiny.DEEPSEEK_V2),
     "deepseek v3": ("deepseek_v3", tiny.DEEPSEEK_V3),
+    "deepseek v3.2": ("deepseek_v32", tiny.DEEPSEEK_V32),
+    "glm-5.2": ("glm_moe_dsa", tiny.GLM_MOE_DSA),
     "command r7b": ("cohere2", tiny.COHERE2),
 }  # fmt: skip
 

@@ -75,6 +75,8 @@ MODELS = {
     "deepseek v2 lite": ("deepseek_v2", {**tiny.V2_LITE, **WHOLE_BLOCKS}),
     "deepseek v3": ("deepseek_v3", {**tiny.DEEPSEEK_V3, **WHOLE_BLOCKS}),
     "glm-4.7-flash": ("glm4_moe_lite", {**tiny.GLM4_MOE_LITE, **WHOLE_BLOCKS}),
+    "deepseek v3.2": ("deepseek_v32", {**tiny.DEEPSEEK_V32, **WHOLE_BLOCKS}),
+    "glm-5.2": ("glm_moe_dsa", {**tiny.GLM_MOE_DSA, **WHOLE_BLOCKS}),
     "youtu": ("youtu", {**tiny.LATENT, **WHOLE_BLOCKS, "tie_word_embeddings": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "seed-oss": ("seed_oss", {"head_dim": 32}),

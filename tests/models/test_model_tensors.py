@@ -26,6 +26,7 @@ CHANGES = {
     "minimax_m2": tiny.MINIMAX_M2, "ernie4_5": {"pad_token_id": 0},
     "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "deepseek_v2": tiny.DEEPSEEK_V2, "deepseek_v3": tiny.DEEPSEEK_V3,
+    "deepseek_v32": tiny.DEEPSEEK_V32, "glm_moe_dsa": tiny.GLM_MOE_DSA,
     "glm4_moe_lite": tiny.GLM4_MOE_LITE, "youtu": tiny.LATENT,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
     "lfm2": {**tiny.LFM2, "conv_bias": True}, "lfm2_moe": tiny.LFM2_MOE,
@@ -75,6 +76,7 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "cohere2",
         "deepseek_v2",
         "deepseek_v3",
+        "glm_moe_dsa",
         "lfm2",
         "lfm2_moe",
     ],
@@ -95,7 +97,7 @@ def test_a_rank_holds_what_is_predicted(family: str, size: int):
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
-    "family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3"]
+    "family", ["qwen3_5", "qwen3_5_moe", "qwen3_next", "glm4_moe", "deepseek_v3", "deepseek_v32"]
 )
 def test_a_rank_holds_what_is_predicted_of_a_draft_head(family: str, size: int):
     model = tiny.make(family, **{**CHANGES[family], "vocab_size": 210})

@@ -46,6 +46,8 @@ MODELS = {
     "deepseek v2 lite": ("deepseek_v2", tiny.V2_LITE),
     "deepseek v3": ("deepseek_v3", tiny.DEEPSEEK_V3),
     "glm-4.7-flash": ("glm4_moe_lite", tiny.GLM4_MOE_LITE),
+    "deepseek v3.2": ("deepseek_v32", tiny.DEEPSEEK_V32),
+    "glm-5.2": ("glm_moe_dsa", tiny.GLM_MOE_DSA),
     "command r7b": ("cohere2", tiny.COHERE2),
     "seed-oss": ("seed_oss", {"head_dim": 32}),
     "gemma 2": ("gemma2", tiny.GEMMA2),

@@ -27,6 +27,8 @@ FAMILIES = {
     "cohere2": tiny.COHERE2,
     "deepseek_v2": tiny.DEEPSEEK_V2,
     "deepseek_v3": tiny.DEEPSEEK_V3,
+    "deepseek_v32": tiny.DEEPSEEK_V32,
+    "glm_moe_dsa": tiny.GLM_MOE_DSA,
     "ernie4_5": {"head_dim": 16, "pad_token_id": 0},
     "ernie4_5_moe": tiny.ERNIE4_5_MOE,
     "gemma2": tiny.GEMMA2,

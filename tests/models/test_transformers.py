@@ -252,6 +252,8 @@ CASES = {
         },
     ),
     "glm-4.7-flash": ("glm4_moe_lite", tiny.GLM4_MOE_LITE),
+    "deepseek v3.2": ("deepseek_v32", tiny.DEEPSEEK_V32),
+    "glm-5.2": ("glm_moe_dsa", tiny.GLM_MOE_DSA),
     "youtu": ("youtu", {**tiny.LATENT, "tie_word_embeddings": True}),
     "command r7b": ("cohere2", {**tiny.COHERE2, "tie_word_embeddings": True}),
     "command r7b options": (

@@ -13,6 +13,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -35,6 +37,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -135,6 +139,7 @@ FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "deepseek_v32": (DeepseekV32Config, DeepseekV32ForCausalLM),
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
@@ -146,6 +151,7 @@ FAMILIES = {
     "gemma4_vision": (_gemma4, Gemma4ForConditionalGeneration),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "glm_moe_dsa": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM),
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
@@ -276,6 +282,14 @@ DEEPSEEK_V3 = {
         "rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "mscale": 1.0,
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
     },
+}  # fmt: skip
+# Fewer heads would leave many keys with a score of zero, and who breaks such ties how is open.
+INDEXED = {"index_topk": 11, "index_head_dim": 32, "index_n_heads": 16}
+DEEPSEEK_V32 = {**DEEPSEEK_V3, **INDEXED}
+GLM_MOE_DSA = {
+    **LATENT, **INDEXED, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+    "num_hidden_layers": 4, "indexer_types": ["full", "shared", "full", "shared"],
 }  # fmt: skip
 DEEPSEEK_V2 = {
     **{name: size for name, size in DEEPSEEK_V3.items() if name != "num_nextn_predict_layers"},

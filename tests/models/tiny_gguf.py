@@ -30,6 +30,10 @@ _TENSORS = {
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.sinks": "attn_sinks",
     "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.indexer.wq_b": "indexer.attn_q_b",
+    "self_attn.indexer.wk": "indexer.attn_k",
+    "self_attn.indexer.k_norm": "indexer.k_norm",
+    "self_attn.indexer.weights_proj": "indexer.proj",
     "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
@@ -121,7 +125,7 @@ _ARCHS = {
     "gemma4_text": "gemma4",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
     "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
-    **dict.fromkeys(latent.TYPES, "deepseek2"),
+    **latent.ARCHS,
 }  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 

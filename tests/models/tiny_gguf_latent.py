@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import gguf
 import torch
 
-TYPES = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu")
+TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "glm4_moe_lite", "youtu")
+ARCHS = {
+    **dict.fromkeys(TYPES, "deepseek2"), "deepseek_v32": "deepseek32", "glm_moe_dsa": "glm-dsa",
+}  # fmt: skip
 
 
 def parts(name: str, weight: torch.Tensor, config) -> Iterator[tuple[str, torch.Tensor]]:
@@ -40,6 +43,13 @@ def write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
     rope = config.rope_parameters
     if rope.get("mscale_all_dim") is not None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if getattr(config, "index_topk", None):
+        writer.add_indexer_head_count(config.index_n_heads)
+        writer.add_indexer_key_length(config.index_head_dim)
+        writer.add_indexer_top_k(config.index_topk)
+    if config.model_type == "glm_moe_dsa":
+        own = [kind == "full" for kind in config.indexer_types]
+        writer.add_array(f"{writer.arch}.attention.indexer.types", own)
     _write_experts(writer, config)
 
 

@@ -4,6 +4,20 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class IndexerSpec:
+    """Sparse attention (DeepSeek V3.2): a query at position `count` or later sees the `count`
+    tokens, up to its own, that score highest with queries and keys of the indexer's own. Its
+    queries are made of the vector that attention's are made of, and each token has one key."""
+
+    num_heads: int
+    head_dim: int
+    """Of which the first ones are rotated, as many as of attention's keys."""
+    count: int
+    own: bool = True
+    """Else the layer sees what the last one with an indexer chose, and its key is not stored."""
+
+
+@dataclass(frozen=True)
 class LatentSpec:
     """Keys and values of all heads are made of one vector per token (arXiv 2405.04434, section
     2.1), and only that is cached, beside a part of the keys that is rotated and is the same for all
@@ -21,8 +35,20 @@ class LatentSpec:
     """Size of a normalized vector that queries are made of; None: they are made of what the layer
     reads."""
     norm_eps: float = 1e-6
+    indexer: IndexerSpec | None = None
+    """Its key is cached behind the vector."""
 
     @property
     def query_dim(self) -> int:
         """Numbers of a head's query before the product: the rotated ones first."""
         return self.rope_dim + self.key_dim
+
+    @property
+    def row_dim(self) -> int:
+        """Numbers of a token in the cache that attention reads: the rotated ones first."""
+        return self.rope_dim + self.rank
+
+    @property
+    def cached_dim(self) -> int:
+        """All numbers of a token in the cache."""
+        return self.row_dim + (0 if self.indexer is None else self.indexer.head_dim)

@@ -147,6 +147,8 @@ class LatentNames:
     norm: str
     keys_and_values: str
     """[heads * (key_dim + value_dim), rank]."""
+    indexer: Mapping[str, str]
+    """Layers of an indexer: `q`, `k`, `k_norm` and `weights`."""
     keys: str = ""
     """[heads, rank, key_dim], and below [heads, value_dim, rank], where there is no such matrix of
     both."""
@@ -162,8 +164,14 @@ LATENT_CONFIG = LatentNames(
     down=_ATTENTION + "kv_a_proj_with_mqa",
     norm=_ATTENTION + "kv_a_layernorm",
     keys_and_values=_ATTENTION + "kv_b_proj",
+    indexer={
+        "q": _ATTENTION + "indexer.wq_b",
+        "k": _ATTENTION + "indexer.wk",
+        "k_norm": _ATTENTION + "indexer.k_norm",
+        "weights": _ATTENTION + "indexer.weights_proj",
+    },
 )
-"""Names as transformers writes them (modeling_deepseek_v3.py)."""
+"""Names as transformers writes them (modeling_deepseek_v3.py, modeling_deepseek_v32.py)."""
 LATENT_GGUF = LatentNames(
     query="blk.{layer}.attn_q",
     query_down="blk.{layer}.attn_q_a",
@@ -172,6 +180,12 @@ LATENT_GGUF = LatentNames(
     down="blk.{layer}.attn_kv_a_mqa",
     norm="blk.{layer}.attn_kv_a_norm",
     keys_and_values="blk.{layer}.attn_kv_b",
+    indexer={
+        "q": "blk.{layer}.indexer.attn_q_b",
+        "k": "blk.{layer}.indexer.attn_k",
+        "k_norm": "blk.{layer}.indexer.k_norm",
+        "weights": "blk.{layer}.indexer.proj",
+    },
     keys="blk.{layer}.attn_k_b",
     values="blk.{layer}.attn_v_b",
 )
@@ -217,3 +231,26 @@ def latent_rules(
         replace(rule("k_b", both), pieces=(keys,), experts=rows, transposed=True),
         replace(rule("v_b", both), pieces=(values,), experts=rows),
     ]
+
+
+def indexer_rules(
+    names: LatentNames, latent: LatentSpec, layers: tuple[int, ...], *, pairs: bool
+) -> list[WeightRule]:
+    """Rules for the indexers of some layers. With `pairs` rows that are rotated lie side by side,
+    else in halves, in front of the others."""
+    indexer = latent.indexer
+    assert indexer is not None
+    turned = (indexer.head_dim,) if pairs else ()
+    rules = []
+    for name, source in names.indexer.items():
+        kinds = ("weight", "bias") if name == "k_norm" else ("weight",)
+        for kind in kinds:
+            rule = WeightRule(
+                f"layers.{{layer}}.attention.indexer.{name}.{kind}",
+                (f"{source}.{kind}",),
+                layers=layers,
+            )
+            if pairs and name != "weights":
+                rule = replace(rule, unpermute=turned, turning=latent.rope_dim)
+            rules.append(rule)
+    return rules

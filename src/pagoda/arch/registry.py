@@ -60,6 +60,8 @@ CONFIG_ARCHITECTURES = Registry(
         "Glm4MoeForCausalLM": "glm4_moe:from_config",
         "DeepseekV2ForCausalLM": "deepseek:v2_from_config",
         "DeepseekV3ForCausalLM": "deepseek:from_config",
+        "DeepseekV32ForCausalLM": "deepseek_sparse:from_config",
+        "GlmMoeDsaForCausalLM": "deepseek_sparse:glm_from_config",
         "Glm4MoeLiteForCausalLM": "deepseek:glm_from_config",
         "YoutuForCausalLM": "deepseek:youtu_from_config",
         "Ernie4_5ForCausalLM": "ernie4_5:from_config",
@@ -111,6 +113,8 @@ GGUF_ARCHITECTURES = Registry(
         "glm4": "glm4:from_gguf",
         "glm4moe": "glm4_moe:from_gguf",
         "deepseek2": "deepseek:from_gguf",
+        "deepseek32": "deepseek_sparse:from_gguf",
+        "glm-dsa": "deepseek_sparse:glm_from_gguf",
         "ernie4_5": "ernie4_5:from_gguf",
         "ernie4_5-moe": "ernie4_5:moe_from_gguf",
         "minimax-m2": "minimax_m2:from_gguf",
@@ -130,15 +134,6 @@ _HEAD = (
     '--speculative-config \'{"method": "eagle3", "model": "HEAD"}\', or --spec-type draft-eagle3 '
     "-md HEAD."
 )
-
-
-# What is no known architecture with something more, whatever its fields resemble.
-_REFUSED = {
-    "DeepseekV32ForCausalLM": (
-        "its attention sees tokens that an indexer chooses. Take DeepSeek V3.1, whose attention "
-        "sees all."
-    )
-}
 
 
 def spec_for(
@@ -163,8 +158,6 @@ def spec_for(
     name = _architecture(config)
     if "Eagle3" in name:
         raise CheckpointError(_HEAD)
-    if name in _REFUSED:
-        raise UnsupportedModelError(f"The architecture {name!r} is not supported: {_REFUSED[name]}")
     known = name if name in CONFIG_ARCHITECTURES else causal_class(name)
     if known not in CONFIG_ARCHITECTURES:
         likeness = resembling_config(name, config, tensors, CONFIG_ARCHITECTURES)

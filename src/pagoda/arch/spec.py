@@ -103,7 +103,7 @@ class AttentionSpec:
     """How many layers before this one the one lies whose keys and values it attends to; 0: it has
     its own."""
     latent: LatentSpec | None = None
-    """Then there is one KV head, whose size is `rank + rope_dim`, and values are its keys."""
+    """Then there is one KV head, whose size is `cached_dim`, and values are its keys."""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,26 @@ class Ops(Protocol):
         query_start[i + 1]`, and all rows are in runs. A form may take its sums in another order,
         one that suits runs of thousands."""
 
+    def choose_keys(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        kv_lens: Tensor,
+        count: int,
+    ) -> Tensor:
+        """Where in the cache those of its request's keys lie, up to a query's own, that score
+        highest: int32 slots [tokens, count] (block * block_size + offset), in the order of
+        positions; earlier keys come before equals.
+
+        A score is the sum over heads of weight * max(0, q . key). q [tokens, heads, dim]; weights
+        [tokens, heads], rows any stride apart; keys [blocks, 1, block_size, dim] are a cache or
+        some of its dimensions, of floats; the rest is as `AttentionBackend.attend` has it. What a
+        query at a position before `count` gets is not defined: it sees all.
+        """
+
     def activate_and_mul(self, x: Tensor, kind: str = "silu") -> Tensor:
         """activation(a) * b for x = [a, b] on the last dimension; `kind` as in `activate`."""
 

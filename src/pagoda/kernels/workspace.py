@@ -9,7 +9,12 @@ import numpy as np
 import torch
 
 _ALIGNMENT = 64
-_DTYPES = {torch.float32: np.float32, torch.int64: np.int64, torch.uint8: np.uint8}
+_DTYPES = {
+    torch.float32: np.float32,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.uint8: np.uint8,
+}
 
 
 class Workspace:

@@ -76,6 +76,8 @@ class ForwardBatch:
     sees_until: torch.Tensor | None = None
     """int32 [num_tokens], in layers with a window: how many of its request's tokens each one sees,
     where a picture's see all of it; None where each sees just those up to itself."""
+    chosen: torch.Tensor | None = None
+    """What the last layer with an indexer chose, as `Ops.choose_keys` gives it."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
 

@@ -39,6 +39,8 @@ MODELS = Registry(
         "Glm4MoeForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
         "DeepseekV2ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "DeepseekV3ForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
+        "DeepseekV32ForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
+        "GlmMoeDsaForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM": "pagoda.models.glm4_moe:Glm4MoeForCausalLM",
         "YoutuForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Ernie4_5ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",

@@ -294,6 +294,12 @@ def _resolve_types(
             reasons.append(Reason("kv_cache_dtype", cached, why))
         return dtype, cached
     kv_dtype = _KV_DTYPES[asked_kv]
+    if kv_dtype not in ("float16", "bfloat16", "float32") and _has_indexer(spec):
+        raise ConfigError(
+            f"--kv-cache-dtype {asked_kv}: this model's attention chooses tokens by keys that share "
+            "a row of the cache with what it attends to, and 8 bits would round both by one scale. "
+            "Take auto, bfloat16 or float16."
+        )
     if kv_dtype in ("fp8_e4m3", "fp8_e5m2"):
         if facts.device == "cpu":
             kv_dtype = "int8"
@@ -302,6 +308,10 @@ def _resolve_types(
             why = "as asked; int8 takes 4 bytes more per token and head, and is closer"
         reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     return dtype, kv_dtype
+
+
+def _has_indexer(spec: ModelSpec) -> bool:
+    return any(x.latent is not None and x.latent.indexer is not None for x in spec.attentions)
 
 
 def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
@@ -15,6 +16,7 @@ from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.planner.resolved import ResolvedSpeculation
 from pagoda.weights.checkpoint import TensorInfo
+from tests.models import tiny
 
 GIB = 1 << 30
 
@@ -443,3 +445,11 @@ def test_published_weights_stay_on_a_gpu():
     found = resolve(EngineConfig(), spec, tensors("INT4", 20 / 32), a_gpu())
     (reason,) = (r for r in found.reasons if r.field == "quantization")
     assert reason.why == "INT4 stays"
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8"])
+def test_keys_of_an_indexer_are_not_rounded_along_with_what_attention_reads(name):
+    config = tiny.SIZES | tiny.DEEPSEEK_V32 | {"architectures": ["DeepseekV32ForCausalLM"]}
+    spec = spec_for(config, {}, ())
+    with pytest.raises(ConfigError, match=f"--kv-cache-dtype {name}: .*Take auto, bfloat16"):
+        resolve(configure(cache={"kv_cache_dtype": name}), spec, {}, machine())

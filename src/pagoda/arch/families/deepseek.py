@@ -28,12 +28,11 @@ from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import UnsupportedModelError
 
 _V2, _V3 = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"
-_PREFIX = "deepseek2."
 _LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 
 
 def v2_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    spec, reader = _from_config(config, _V2)
+    spec, reader = latent_from_config(config, _V2)
     _refuse(
         reader,
         scoring_func=("softmax",),
@@ -49,28 +48,29 @@ def v2_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return _with_sigmoids(*_from_config(config, _V3), first=3)
+    return with_sigmoids(*latent_from_config(config, _V3), first=3)
 
 
 def glm_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    spec, reader = _from_config({"rms_norm_eps": 1e-5, **config}, "Glm4MoeLiteForCausalLM")
-    kinds = reader.listed("mlp_layer_types")
-    dense = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
-    if kinds and list(kinds) != ["dense"] * dense + ["sparse"] * (len(spec.layers) - dense):
-        raise UnsupportedModelError(
-            "config.json: mlp_layer_types has dense layers behind sparse ones, which GLM-4.7-Flash "
-            "does not have; it is supported."
-        )
-    return _with_sigmoids(spec, reader, first=dense if kinds else 1)
+    config = {"rms_norm_eps": 1e-5, **config}
+    return with_sigmoids(*latent_from_config(config, "Glm4MoeLiteForCausalLM"), first=1)
 
 
 def youtu_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return _from_config(config, "YoutuForCausalLM")[0]
+    return latent_from_config(config, "YoutuForCausalLM")[0]
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    metadata, heads_of = without_gguf_draft_heads(metadata, _PREFIX)
-    reader = Reader(metadata, "GGUF metadata", _PREFIX)
+    spec, reader = latent_from_gguf(metadata, tensor_names, "deepseek2.", _V3)
+    return with_gguf_parts(spec, reader, tensor_names)
+
+
+def latent_from_gguf(
+    metadata: Mapping[str, Any], tensor_names: Collection[str], prefix: str, architecture: str
+) -> tuple[ModelSpec, Reader]:
+    """The model as if all layers were dense; `prefix` is that of the metadata."""
+    metadata, heads_of = without_gguf_draft_heads(metadata, prefix)
+    reader = Reader(metadata, "GGUF metadata", prefix)
     if reader.raw("attention.temperature_scale"):
         raise UnsupportedModelError(
             "The GGUF scales queries by their position (attention.temperature_scale), as Mistral "
@@ -98,31 +98,37 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         "attention.head_count_kv": reader.raw("attention.head_count"),
         _LOG_MULTIPLIER: 1.0 if reader.raw(_LOG_MULTIPLIER) else None,
     }
-    rotated = {**metadata, **{_PREFIX + name: size for name, size in sizes.items()}}
+    rotated = {**metadata, **{prefix + name: size for name, size in sizes.items()}}
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
-    plain = Reader(rotated, "GGUF metadata", _PREFIX)
-    spec = spec_from_gguf(plain, tokenizer, _V3, Traits(), tensor_names)
+    plain = Reader(rotated, "GGUF metadata", prefix)
+    spec = spec_from_gguf(plain, tokenizer, architecture, Traits(), tensor_names)
     joined = "blk.0.attn_kv_b.weight" in tensor_names and (
         "blk.0.attn_k_b.weight" not in tensor_names
     )
     spec = _with_latents(spec, latent, LATENT_GGUF, _gguf_stretch(reader, spec), joined=joined)
     ignored = (*heads_of, *(() if joined else ("blk.*.attn_kv_b.weight",)))
-    spec = replace(spec, ignored_weights=(*spec.ignored_weights, *ignored))
+    return replace(spec, ignored_weights=(*spec.ignored_weights, *ignored)), reader
+
+
+def with_gguf_parts(spec: ModelSpec, reader: Reader, tensor_names: Collection[str]) -> ModelSpec:
+    """With the experts and the draft head that the file has."""
     if reader.has("expert_count"):
         corrected = any("exp_probs_b" in name for name in tensor_names)
         spec = with_gguf_experts(spec, reader, SIGMOID if corrected else SOFTMAX)
     return with_gguf_draft_head(spec, reader, tensor_names)
 
 
-def _from_config(config: Mapping[str, Any], architecture: str) -> tuple[ModelSpec, Reader]:
-    """The model as if all layers were dense."""
+def latent_from_config(
+    config: Mapping[str, Any], architecture: str, *, sparse: bool = False
+) -> tuple[ModelSpec, Reader]:
+    """The model as if all layers were dense, and without the indexers of a `sparse` one."""
     reader = config_reader(config)
     _refuse(reader, attention_bias=(False,), rope_interleave=(True,), moe_layer_freq=(1,))
-    if reader.has("index_topk"):
+    if reader.has("index_topk") and not sparse:
         raise UnsupportedModelError(
-            "config.json: index_topk says that attention sees tokens that an indexer chooses, as "
-            "in DeepSeek V3.2, which is not supported. Take DeepSeek V3.1, whose attention sees "
-            "all."
+            f"config.json: index_topk says that attention sees tokens that an indexer chooses, "
+            f"which {architecture} does not have. DeepSeek V3.2 is a DeepseekV32ForCausalLM, "
+            f"GLM-5 a GlmMoeDsaForCausalLM; both are supported."
         )
     latent = LatentSpec(
         reader.integer("kv_lora_rank", MAX_WIDTH),
@@ -142,10 +148,18 @@ def _from_config(config: Mapping[str, Any], architecture: str) -> tuple[ModelSpe
     return _with_latents(spec, latent, LATENT_CONFIG, stretch, joined=True), reader
 
 
-def _with_sigmoids(spec: ModelSpec, reader: Reader, first: int) -> ModelSpec:
+def with_sigmoids(spec: ModelSpec, reader: Reader, first: int) -> ModelSpec:
     """With experts that are chosen as in V3, behind `first` dense layers unless the file says it,
     and with its draft head."""
     _refuse(reader, scoring_func=("sigmoid",), topk_method=("noaux_tc",))
+    kinds = reader.listed("mlp_layer_types")
+    if kinds:
+        first = next((i for i, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+        if list(kinds) != ["dense"] * first + ["sparse"] * (len(spec.layers) - first):
+            raise UnsupportedModelError(
+                "config.json: mlp_layer_types has dense layers behind sparse ones, which no "
+                "published model with this attention has."
+            )
     layers = range(first_sparse(reader, first), len(spec.layers))
     return with_nextn_draft_head(with_config_experts(spec, reader, layers), reader)
 

@@ -117,6 +117,7 @@ class AttentionBackend(Protocol):
         cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of q [tokens, heads, dim] over each request's cached tokens.
 
@@ -125,8 +126,10 @@ class AttentionBackend(Protocol):
         on). fp32 `sinks` [heads] are logits of one more key each, whose value is zero. With `cap` a
         logit x, sinks apart, becomes cap * tanh(x / cap). int32
         `sees_until` [tokens] is how many of its request's tokens each query sees instead of those
-        up to itself: never falling within a request, at most its length. Returns q's shape; rows
-        of no request (a step padded to a captured size) are finite numbers that nobody reads.
+        up to itself: never falling within a request, at most its length. With int32 `chosen`
+        [tokens, count] a query at position `count` or later sees these slots alone
+        (`Ops.choose_keys`); nothing else is asked for then. Returns q's shape; rows of no
+        request (a step padded to a captured size) are finite numbers that nobody reads.
         """
 
 
@@ -213,13 +216,14 @@ class OwnAttention:
         cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.attend`; rows of no request are zero."""
         attended: Tensor = (self.form or reference).paged_attention(
             q, k_cache, v_cache, plan.block_table, plan.query_start, plan.kv_lens,
             host_query_start=plan.host_query_start,
             scale=scale, window=window, chunked=chunked, sinks=sinks, cap=cap,
-            sees_until=sees_until,
+            sees_until=sees_until, chosen=chosen,
             **_scaled(kv_scales),
         )  # fmt: skip
         return attended

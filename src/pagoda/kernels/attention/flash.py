@@ -61,11 +61,12 @@ class FlashAttention(StoresAsOwn):
         cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.attend`, without chunks, sinks, caps, pictures and 8-bit floats."""
         # The planner declines them.
         assert not chunked and sinks is None and cap is None
-        assert sees_until is None and kv_scales is None
+        assert sees_until is None and kv_scales is None and chosen is None
         attended: Tensor = self.varlen_attn(
             q,
             k_cache.transpose(1, 2),  # pages of [tokens, heads, dim], any stride apart

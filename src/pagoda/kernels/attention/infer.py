@@ -129,12 +129,13 @@ class FlashInfer(StoresAsOwn):
         cap: float | None = None,
         sees_until: Tensor | None = None,
         kv_scales: KVScales | None = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
         """As `AttentionBackend.attend`, without chunks, sinks, caps, pictures and 8-bit floats.
         Scale and window were planned."""
         # The planner declines them.
         assert not chunked and sinks is None and cap is None
-        assert sees_until is None and kv_scales is None
+        assert sees_until is None and kv_scales is None and chosen is None
         attended: Tensor = plan.wrapper.run(q, (k_cache, v_cache))
         return attended
 

@@ -135,6 +135,7 @@ class CpuAttention:
         sinks: Tensor | None = None,
         cap: float | None = None,
         sees_until: Tensor | None = None,
+        chosen: Tensor | None = None,
         host_query_start: object = None,
         both_ways: bool = False,
     ) -> Tensor:
@@ -153,6 +154,8 @@ class CpuAttention:
             _check("sinks", sinks, torch.float32, (heads,))
         if sees_until is not None:
             _check("sees_until", sees_until, torch.int32, (rows,))
+        if chosen is not None:
+            _check("chosen", chosen, torch.int32, (rows, chosen.shape[-1]))
         cache = _cache(k_cache, v_cache)
         out = empty((rows, heads, dim))
         self._native.paged_attention(
@@ -160,6 +163,7 @@ class CpuAttention:
             block_table.stride(0), query_start.data_ptr(), kv_lens.data_ptr(), reqs,
             max_blocks * v_cache.shape[2], scale, window or 0, chunked and window is not None,
             _address(sinks), out.data_ptr(), both_ways, _address(sees_until), cap or 0.0,
+            _address(chosen), 0 if chosen is None else chosen.shape[1],
         )  # fmt: skip
         return out
 
@@ -193,6 +197,35 @@ class CpuAttention:
         return self.paged_attention(q, k_cache, v_cache.contiguous(), table, query_start, lens,
                                     scale=scale, window=window, sees_until=sees_until,
                                     both_ways=window is None)  # fmt: skip
+
+    def choose_keys(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        keys: Tensor,
+        block_table: Tensor,
+        query_start: Tensor,
+        kv_lens: Tensor,
+        count: int,
+    ) -> Tensor:
+        """As `Ops.choose_keys`; q may be rows of wider ones."""
+        rows, heads, dim = _dims("q", q, 3)
+        _check_rows("q", q, (rows, heads, keys.shape[-1]))
+        _check_rows("weights", weights, (rows, heads))
+        reqs, max_blocks = _dims("block_table", block_table, 2)
+        _check_rows("block_table", block_table, (reqs, max_blocks), torch.int32)
+        _check("query_start", query_start, torch.int32, (reqs + 1,))
+        _check("kv_lens", kv_lens, torch.int32, (reqs,))
+        if keys.shape[1] != 1:
+            raise ValueError(f"Index keys have one head, and not {keys.shape[1]}.")
+        chosen = empty((rows, count), torch.int32)
+        self._native.choose_keys(
+            q.data_ptr(), rows, q.stride(0), weights.data_ptr(), weights.stride(0), heads,
+            _cache(keys, keys), block_table.data_ptr(), block_table.stride(0),
+            query_start.data_ptr(), kv_lens.data_ptr(), reqs, max_blocks * keys.shape[2], count,
+            chosen.data_ptr(),
+        )  # fmt: skip
+        return chosen
 
     def patch_attention(
         self, q: Tensor, k: Tensor, v: Tensor, query_start: Tensor, *, scale: float

@@ -115,6 +115,7 @@ def paged_attention(
     cap: float | None = None,
     sees_until: Tensor | None = None,
     kv_scales: KVScales | None = None,
+    chosen: Tensor | None = None,
     host_query_start: object = None,
 ) -> Tensor:
     """As `AttentionBackend.attend`, in torch; caches may lie in either layout."""
@@ -133,7 +134,14 @@ def paged_attention(
     singles = []
     for req, kv_len in enumerate(lens):
         begin, end = starts[req], starts[req + 1]
-        if end - begin == 1:
+        if chosen is not None and kv_len > chosen.shape[1]:
+            # The first of the queries that see what is chosen for them.
+            first = max(begin, end - (kv_len - chosen.shape[1]))
+            if first > begin:
+                seen_len = kv_len - (end - first)
+                out[begin:first] = cache.attend(q[begin:first], block_table[req], seen_len)
+            out[first:end] = cache.attend_chosen(q[first:end], chosen[first:end])
+        elif end - begin == 1:
             singles.append(req)
         elif end > begin:
             seen = None if sees_until is None else sees_until[begin:end]
@@ -255,6 +263,22 @@ class _Cache:
         grouped = q.reshape(num_reqs, k.shape[1], -1, q.shape[2])
         sinks = self._sinks(slice(None), grouped.shape[1:3])
         return self._sdpa(grouped, k, v, mask[:, None, None], sinks).reshape(q.shape)
+
+    def attend_chosen(self, q: Tensor, slots: Tensor) -> Tensor:
+        """Queries [tokens, heads, dim], each to keys of its own at int32 slots [tokens, count]."""
+        block_size = self.v.shape[2]
+        step = max(1, _GATHER_ELEMENTS // max(1, slots.shape[1] * self.v.shape[1] * q.shape[2]))
+        parts = []
+        for rows, some in zip(q.split(step), slots.long().split(step), strict=True):
+            blocks, offsets = some // block_size, some % block_size
+            # [tokens, kv_heads, count, dim] each
+            k, v = (
+                decode(cache[blocks, :, offsets].transpose(1, 2), self.dtype)
+                for cache in (self.k, self.v)
+            )
+            grouped = rows.reshape(len(rows), k.shape[1], -1, q.shape[2])
+            parts.append(self._sdpa(grouped, k, v, None).reshape(rows.shape))
+        return torch.cat(parts)
 
     def _gather(self, blocks: Tensor, heads: slice) -> tuple[Tensor, Tensor]:
         """K and V of blocks [n], each [n, heads, block_size, row]."""

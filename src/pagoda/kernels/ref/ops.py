@@ -12,6 +12,7 @@ from pagoda.kernels.ref.activation import (
     soft_cap,
 )
 from pagoda.kernels.ref.adapters import add_adapters
+from pagoda.kernels.ref.choose_keys import choose_keys
 from pagoda.kernels.ref.delta_net import causal_conv, gated_delta_rule, gated_rms_norm
 from pagoda.kernels.ref.draw import draw_into as draw
 from pagoda.kernels.ref.draw import top_tokens
@@ -25,7 +26,7 @@ from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scal
 
 __all__ = [
     "activate", "activate_and_mul", "activate_mul", "add_adapters", "add_gated", "add_rms_norm",
-    "add_to", "causal_conv", "cut_columns", "draw", "encoder_attention", "first_max",
+    "add_to", "causal_conv", "choose_keys", "cut_columns", "draw", "encoder_attention", "first_max",
     "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms",
     "mix_streams", "norm_in_place", "patch_attention", "rms_norm", "rotary", "route", "scale",
     "scale_columns", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",

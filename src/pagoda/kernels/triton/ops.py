@@ -11,6 +11,7 @@ import torch
 from pagoda.kernels.ref import attention as torch_attention
 from pagoda.kernels.ref import encoder as torch_encoder
 from pagoda.kernels.ref.activation import keep_sum
+from pagoda.kernels.ref.choose_keys import choose_keys
 from pagoda.kernels.ref.kv_cache import KVScales
 from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 from pagoda.kernels.triton import attention, kv_cache
@@ -42,7 +43,7 @@ from pagoda.kernels.triton.target import capability, capability_of, offers
 
 __all__ = [
     "activate", "activate_and_mul", "activate_mul", "add_adapters", "add_gated", "add_rms_norm",
-    "add_to", "causal_conv", "cut_columns", "declines", "draw", "encoder_attention",
+    "add_to", "causal_conv", "choose_keys", "cut_columns", "declines", "draw", "encoder_attention",
     "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits",
     "match_rms", "mix_streams", "norm_in_place", "paged_attention", "patch_attention",
     "rms_norm", "rotary", "rotary_store", "rotate", "route", "scale", "scale_columns",
@@ -110,9 +111,14 @@ def paged_attention(
     cap: float | None = None,
     sees_until: Tensor | None = None,
     kv_scales: KVScales | None = None,
+    chosen: Tensor | None = None,
     host_query_start: npt.NDArray[np.int32] | None = None,
 ) -> Tensor:
     """As `AttentionBackend.attend`; `host_query_start` is as `attention.paged_attention` has it."""
+    if chosen is not None:
+        return torch_attention.paged_attention(
+            q, k_cache, v_cache, block_table, query_start, kv_lens, scale=scale, chosen=chosen
+        )
     has_prompts = q.shape[0] > kv_lens.shape[0]
     form = torch_attention if has_prompts and _without_tensor_cores(q) else attention
     attended: Tensor = form.paged_attention(

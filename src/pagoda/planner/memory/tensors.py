@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pagoda.arch.encoder import EncoderSpec
-from pagoda.arch.latent import LatentSpec
+from pagoda.arch.latent import IndexerSpec, LatentSpec
 from pagoda.arch.spec import (
     AttentionSpec,
     DraftHeadSpec,
@@ -165,7 +165,7 @@ def _latent_attention(
         yield ModelTensor(prefix + "q_a.weight", shape, "linear", layer=index)
         yield from norm(prefix + "q_norm", latent.query_rank, layer=index)
         yield from linear(prefix + "q_b", queries, latent.query_rank, layer=index)
-    yield ModelTensor(prefix + "kv_a.weight", (spec.head_dim, hidden), "linear", layer=index)
+    yield ModelTensor(prefix + "kv_a.weight", (latent.row_dim, hidden), "linear", layer=index)
     yield from norm(prefix + "kv_norm", latent.rank, layer=index)
     for name, *sizes in (
         ("k_b", latent.rank, latent.key_dim),
@@ -175,6 +175,8 @@ def _latent_attention(
             f"{prefix}{name}.weight", (heads, *sizes), "per_head", (Part(heads, heads),),
             layer=index,
         )  # fmt: skip
+    if latent.indexer is not None and latent.indexer.own:
+        yield from _indexer(latent, latent.indexer, hidden, prefix + "indexer.", index)
     yield from linear(
         prefix + "output",
         rows_of(hidden),
@@ -182,6 +184,17 @@ def _latent_attention(
         column_units=heads,
         layer=index,
     )
+
+
+def _indexer(
+    latent: LatentSpec, spec: IndexerSpec, hidden: int, prefix: str, index: int | None
+) -> Iterator[ModelTensor]:
+    assert latent.query_rank is not None
+    queries = (spec.num_heads * spec.head_dim, latent.query_rank)
+    yield ModelTensor(prefix + "q.weight", queries, "linear", layer=index)
+    yield ModelTensor(prefix + "k.weight", (spec.head_dim, hidden), "linear", layer=index)
+    yield from norm(prefix + "k_norm", spec.head_dim, bias=True, layer=index)
+    yield ModelTensor(prefix + "weights.weight", (spec.num_heads, hidden), "linear", layer=index)
 
 
 def _mlp(spec: MlpSpec, hidden: int, prefix: str, index: int | None) -> Iterator[ModelTensor]:

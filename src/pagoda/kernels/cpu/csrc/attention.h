@@ -29,6 +29,7 @@ struct QueryTile {
     int64_t position;  // of the first query
     int64_t begin;     // the keys that any of them sees
     int64_t end;
+    const int32_t* chosen;  // where these lie, if not where the request's do
 };
 
 // Behind the last key that a query of a tile sees.
@@ -97,6 +98,7 @@ class AttentionPlan {
 
    private:
     int64_t tokens(int64_t req) const { return op_.query_start[req + 1] - op_.query_start[req]; }
+    bool chooses(int64_t kv_len) const { return op_.chosen != nullptr && kv_len > op_.num_chosen; }
     int64_t num_tiles(const AttentionShare& share) const {
         return (tokens(share.req) + share.tile_tokens - 1) / share.tile_tokens;
     }
@@ -112,13 +114,14 @@ class AttentionPlan {
         share = {num_shares_++, 1, 0, 1, 1, 0, 0, 0, 0};
         const int64_t count = tokens(share.req), kv_len = op_.kv_lens[share.req];
         if (count <= 0) return 0;
-        int64_t most = group_ < kTileRows ? kTileRows / group_ : 1;
+        int64_t most = group_ < kTileRows && !chooses(kv_len) ? kTileRows / group_ : 1;
         const bool few = count * op_.cache.kv_heads < 4 * threads * most;
         if (few && most > 1) most /= 2;
         const int64_t tiles = (count + most - 1) / most;
         share.tile_tokens = (count + tiles - 1) / tiles;
         share.first_split = first_visible(op_, kv_len - count) / kSplitKeys;
-        share.num_splits = (kv_len - 1) / kSplitKeys + 1 - share.first_split;
+        const int64_t seen = chooses(kv_len) ? op_.num_chosen : kv_len;
+        share.num_splits = (seen - 1) / kSplitKeys + 1 - share.first_split;
         return item_cost(share) * num_tiles(share) * op_.cache.kv_heads;
     }
 
@@ -158,6 +161,12 @@ class AttentionPlan {
         tile.row = op_.query_start[share.req] + first;
         tile.tokens = first + share.tile_tokens < count ? share.tile_tokens : count - first;
         tile.position = op_.kv_lens[share.req] - count + first;
+        tile.chosen = nullptr;
+        if (op_.chosen != nullptr && tile.position >= op_.num_chosen) {
+            // One query, which is as if it stood behind just these keys.
+            tile.chosen = op_.chosen + tile.row * op_.num_chosen;
+            tile.position = op_.num_chosen - 1;
+        }
         tile.begin = first_visible(op_, tile.position);
         tile.end = op_.both_ways ? op_.kv_lens[share.req]
                                  : end_of_sight(op_, tile, tile.tokens - 1);
@@ -193,7 +202,7 @@ class AttentionWorker {
           dim_(op.cache.dim),
           padded_(plan.layout().padded_dim),
           group_(op.heads / op.cache.kv_heads),
-          in_vectors_(op.cache.block_size % Floats::kSize == 0),
+          whole_vectors_(op.cache.block_size % Floats::kSize == 0),
           latent_(op.cache.v == op.cache.k),
           whole_rows_(!latent_ && op.cache.dim % Floats::kSize == 0) {
         char* memory = plan.worker(index);
@@ -285,6 +294,7 @@ class AttentionWorker {
     }
 
     int64_t num_rows() const { return tile_.tokens * group_; }
+    bool in_vectors(const QueryTile& tile) const { return whole_vectors_ && tile.chosen == nullptr; }
 
     // Scaled for powers of two.
     void load_queries() {
@@ -344,21 +354,27 @@ class AttentionWorker {
         const KvCache& cache = op_.cache;
         int64_t begin = tile.begin > at ? tile.begin - at : 0;
         int64_t end = tile.end - at < kTileKeys ? tile.end - at : kTileKeys;
-        if (in_vectors_) {
+        if (in_vectors(tile)) {
             begin = begin / Floats::kSize * Floats::kSize;
             end = round_up(end, Floats::kSize);
         }
         const int64_t bytes = sizeof(T);
         const int64_t row_bytes = row_size<T>(dim_) * bytes;
         const int64_t head_bytes = cache.block_size * row_bytes;
-        const int32_t* block =
-            op_.block_table + tile.req * op_.table_stride + (at + begin) / cache.block_size;
-        int64_t offset = (at + begin) % cache.block_size;
+        const int32_t* blocks = op_.block_table + tile.req * op_.table_stride;
         Piece* piece = out->pieces;
-        for (int64_t i = begin; i < end; ++block, ++piece, offset = 0) {
-            const int64_t rest = cache.block_size - offset;
-            const int64_t count = rest < end - i ? rest : end - i;
-            const int64_t place = *block * cache.block_bytes + tile.kv_head * head_bytes;
+        for (int64_t i = begin; i < end; ++piece) {
+            int64_t block, offset, count = 1;
+            if (tile.chosen != nullptr) {
+                block = tile.chosen[at + i] / cache.block_size;
+                offset = tile.chosen[at + i] % cache.block_size;
+            } else {
+                block = blocks[(at + i) / cache.block_size];
+                offset = (at + i) % cache.block_size;
+                const int64_t rest = cache.block_size - offset;
+                count = rest < end - i ? rest : end - i;
+            }
+            const int64_t place = block * cache.block_bytes + tile.kv_head * head_bytes;
             const char* keys = static_cast<const char*>(cache.k) + place;
             const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
             *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};
@@ -390,7 +406,7 @@ class AttentionWorker {
         Lines values(pieces, current_->num_pieces, &Piece::value_bytes);
         Lines keys(following_->pieces, following_->num_pieces, &Piece::key_bytes);
         read_pieces();
-        if (!in_vectors_)
+        if (!in_vectors(tile_))
             pack_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, values, keys_);
         if (latent_)
             turn_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, padded_,
@@ -415,7 +431,7 @@ class AttentionWorker {
             const T* keys = reinterpret_cast<const T*>(piece.keys);
             const T* values = reinterpret_cast<const T*>(piece.value_bytes.begin);
             const int64_t end = piece.first + piece.count;
-            if (in_vectors_)
+            if (in_vectors(tile_))
                 for (int64_t i = piece.first; i < end; i += kSize)
                     key_vectors_[i / kSize] = keys + piece.offset + i - piece.first;
             for (int64_t i = piece.first; i < end; ++i, values += row_size<T>(dim_))
@@ -451,7 +467,7 @@ class AttentionWorker {
             score<Count>(q_ + row * dim_, dim_, keys, begin, vecs, next_values, weights_);
         };
         // Widened on the way even for many rows: conversions are not what the loops wait for.
-        if (in_vectors_) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
+        if (in_vectors(tile_)) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
         else score_keys(PackedKeys{keys_});
         if constexpr (kScaled) multiply(k_scales_, Count, vecs);
         if (op_.cap > 0) cap_scores(Count, vecs);
@@ -589,7 +605,7 @@ class AttentionWorker {
     QueryTile tile_;
     float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
-    const bool in_vectors_;  // no vector of keys crosses blocks
+    const bool whole_vectors_;  // no vector of keys crosses blocks
     const bool latent_;      // values are the keys
     const bool whole_rows_;  // a value is a row of its own, a whole number of vectors
     bool located_ = false;   // current_ is the next tile to be worked on

@@ -274,14 +274,15 @@ class Native {
                          uintptr_t query_start, uintptr_t kv_lens, int64_t max_reqs,
                          int64_t max_kv_len, float scale, int64_t window, bool chunked,
                          uintptr_t sinks, uintptr_t out, bool both_ways, uintptr_t sees_until,
-                         float cap) {
+                         float cap, uintptr_t chosen, int64_t num_chosen) {
         const int64_t bytes =
             paged_attention_scratch(heads, cache, max_reqs, max_kv_len, num_threads());
         const PagedAttention op{
             pointer<const float>(q), q_stride, heads, cache, pointer<const int32_t>(block_table),
             table_stride, pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens),
             max_reqs, scale, window, chunked, pointer<const float>(sinks), both_ways,
-            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until), cap};
+            pointer<float>(out), nullptr, bytes, pointer<const int32_t>(sees_until), cap,
+            pointer<const int32_t>(chosen), num_chosen};
         const Kernels* kernels = kernels_;
         compute("paged_attention", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             PagedAttention step = op;
@@ -304,6 +305,29 @@ class Native {
             step.scratch = reinterpret_cast<char*>(scratch);
             kernels->patch_attention(step, rows, pool);
         }, rows, [bytes](int64_t) { return bytes; });
+    }
+
+    // `max_kv_len` as above.
+    void choose_keys(uintptr_t q, int64_t rows, int64_t q_stride, uintptr_t weights,
+                     int64_t weights_stride, int64_t heads, const KvCache& cache,
+                     uintptr_t block_table, int64_t table_stride, uintptr_t query_start,
+                     uintptr_t kv_lens, int64_t max_reqs, int64_t max_kv_len, int64_t num_chosen,
+                     uintptr_t chosen) {
+        if (cache.type == CacheType::kInt8) throw nb::value_error("index keys are not kept in int8");
+        const ChooseKeys op{
+            pointer<const float>(q), q_stride, pointer<const float>(weights), weights_stride, heads,
+            cache, pointer<const int32_t>(block_table), table_stride,
+            pointer<const int32_t>(query_start), pointer<const int32_t>(kv_lens), max_reqs,
+            max_kv_len, num_chosen, pointer<int32_t>(chosen), nullptr};
+        const Kernels* kernels = kernels_;
+        const int threads = num_threads();
+        compute("choose_keys", [op, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
+            ChooseKeys step = op;
+            step.scratch = reinterpret_cast<char*>(scratch);
+            kernels->choose_keys(step, rows, pool);
+        }, rows, [op, kernels, threads](int64_t rows) {
+            return kernels->choose_keys_scratch(op, rows, threads);
+        });
     }
 
     void activate_and_mul(uintptr_t gate, int64_t gate_stride, uintptr_t x, int64_t x_stride,
@@ -648,6 +672,7 @@ NB_MODULE(_native, module) {
         .def("rotary", &Native::rotary)
         .def("paged_attention", &Native::paged_attention)
         .def("patch_attention", &Native::patch_attention)
+        .def("choose_keys", &Native::choose_keys)
         .def("activate_and_mul", &Native::activate_and_mul)
         .def("sigmoid_mul", &Native::sigmoid_mul)
         .def("add_gated", &Native::add_gated)

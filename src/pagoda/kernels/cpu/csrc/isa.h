@@ -120,6 +120,8 @@ struct Kernels {
     void (*paged_attention)(const PagedAttention&, int64_t rows, Pool&);
     void (*patch_attention)(const PatchAttention&, int64_t rows, Pool&);
     int64_t (*patch_attention_scratch)(int64_t runs, int64_t dim, int64_t threads);
+    void (*choose_keys)(const ChooseKeys&, int64_t rows, Pool&);
+    int64_t (*choose_keys_scratch)(const ChooseKeys&, int64_t rows, int64_t threads);
     void (*activate_and_mul)(const ActivateAndMul&, int64_t rows, Pool&);
     void (*sigmoid_mul)(const SigmoidMul&, int64_t rows, Pool&);
     void (*add_gated)(const AddGated&, int64_t rows, Pool&);

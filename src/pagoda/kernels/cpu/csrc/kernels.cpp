@@ -4,6 +4,7 @@
 #include "activation.h"
 #include "adapters.h"
 #include "attention.h"
+#include "choose_keys.h"
 #include "delta_net.h"
 #include "draw.h"
 #include "patch_attention.h"
@@ -41,6 +42,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     paged_attention,
     patch_attention,
     patch_attention_scratch,
+    choose_keys,
+    choose_keys_scratch,
     activate_and_mul,
     sigmoid_mul,
     add_gated,

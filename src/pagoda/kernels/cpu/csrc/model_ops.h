@@ -84,6 +84,30 @@ struct PagedAttention {
     // own; never falling within a request, and at most its kv_lens.
     const int32_t* sees_until = nullptr;
     float cap = 0;  // c, if a logit x becomes c * tanh(x / c); 0: it stays
+    // [rows, num_chosen] or null: what a query sees whose position is `num_chosen` or more, as
+    // block * block_size + offset. Those before it see all up to themselves.
+    const int32_t* chosen = nullptr;
+    int64_t num_chosen = 0;
+};
+
+// The `num_chosen` keys of each query's request that score highest: sum over heads of weight *
+// max(0, q . key), of those up to the query's own. Earlier ones come before equals.
+struct ChooseKeys {
+    const float* q;              // [rows, heads, cache.dim]
+    int64_t q_stride;
+    const float* weights;        // [rows, heads]
+    int64_t weights_stride;
+    int64_t heads;
+    KvCache cache;               // of one KV head; k is read
+    const int32_t* block_table;  // [max_reqs, table_stride]
+    int64_t table_stride;
+    const int32_t* query_start;  // [max_reqs + 1]
+    const int32_t* kv_lens;      // [max_reqs]
+    int64_t max_reqs;
+    int64_t max_kv_len;
+    int64_t num_chosen;
+    int32_t* chosen;             // as `PagedAttention::chosen`; rows before that many stay
+    char* scratch;               // see choose_keys_scratch
 };
 
 // Attention of the patches of each run to all of that run; no cache. Runs lie one after the other.
