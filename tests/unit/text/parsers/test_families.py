@@ -314,7 +314,7 @@ DSML = {
         '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>",
         [
-            thought("Hm."), text("Let me see.\n\n"),
+            thought("Hm."), text("Let me see."),
             ("weather", '{"city": "Paris", "days": 2}'), ("now", "{}"),
         ],
     ),
@@ -324,11 +324,6 @@ DSML = {
         '<｜DSML｜parameter name="at" string="false">{"lat": 48.9}</｜DSML｜parameter>'
         "</｜DSML｜invoke></｜DSML｜tool_calls>",
         [("weather", '{"city": "75", "at": {"lat": 48.9}}')],
-    ),
-    "a tag without a kind": (
-        '<｜DSML｜function_calls><｜DSML｜invoke name="weather">'
-        '<｜DSML｜parameter name="city">Paris</｜DSML｜parameter></｜DSML｜invoke>',
-        None,
     ),
 }  # fmt: skip
 

@@ -37,6 +37,10 @@ CHOSEN = {
         "mistralai-Mistral-Nemo-Instruct-2407", "unsloth-mistral-Devstral-Small-2507",
     ],
     "seed_oss": ["ByteDance-Seed-OSS"],
+    "deepseek_v32": [
+        "deepseek-ai-DeepSeek-V3.2", "deepseek-ai-DeepSeek-V4",
+        "deepseek-ai-DeepSeek-V4-Flash-0731",
+    ],
     "command": ["CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Cohere2MoE"],
     "kimi_k2": ["Kimi-K2-Instruct", "Kimi-K2-Thinking", "moonshotai-Kimi-K2"],
     "lfm2": ["LFM2-8B-A1B", "LFM2.5-8B-A1B", "LFM2.5-Instruct"],
