@@ -297,8 +297,8 @@ def _resolve_types(
     if kv_dtype not in ("float16", "bfloat16", "float32") and _has_indexer(spec):
         raise ConfigError(
             f"--kv-cache-dtype {asked_kv}: this model's attention chooses tokens by keys that "
-            "share a row of the cache with what it attends to, and 8 bits would round both by one scale. "
-            "Take auto, bfloat16 or float16."
+            "share a row of the cache with what it attends to, and 8 bits would round both by one "
+            "scale. Take auto, bfloat16 or float16."
         )
     if kv_dtype in ("fp8_e4m3", "fp8_e5m2"):
         if facts.device == "cpu":
