@@ -99,8 +99,8 @@ from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 
 def _mistral3(**text) -> Mistral3Config:
     vision = {
-        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 60, "patch_size": 4,
     }  # fmt: skip
     tied = text["tie_word_embeddings"]
     text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None, **text}

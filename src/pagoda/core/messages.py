@@ -28,6 +28,9 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     seconds_on: float | None = None
     """How much later it is than the item right before it, whose film it goes on with; None: it is
     a picture, or begins a film."""
+    row: int | None = None
+    """Its tokens lie in rows of so many, and between two rows stands a token of text, which counts
+    among `length`; None: all of them are its own."""
 
 
 POOLING_TASKS = ("embed", "token_embed", "classify")

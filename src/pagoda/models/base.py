@@ -14,8 +14,8 @@ from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import CenteredNorm, RMSNorm
+from pagoda.layers.patches import Grid, Slices
 from pagoda.layers.taps import LayerTaps
-from pagoda.layers.vision import Grid, Slices
 
 Encode = Callable[[torch.Tensor, Grid], Slices]
 """fp32 [patches, values] of `grid` (frames, rows and columns of patches) -> [1 + layers, tokens,

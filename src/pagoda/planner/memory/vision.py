@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pagoda.arch.spec import ModelSpec, VisionSpec
+from pagoda.arch.spec import ModelSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.modality import MODALITIES
