@@ -78,6 +78,7 @@ CONFIG_ARCHITECTURES = Registry(
         "ModernBertForMaskedLM": "modernbert:masked_from_config",
         "ModernBertForSequenceClassification": "modernbert:classifier_from_config",
         "NomicBertModel": "nomic_bert:from_config",
+        "Gemma3TextModel": "embedding_gemma:from_config",
     },
     package="pagoda.arch.families",
 )
@@ -120,6 +121,7 @@ GGUF_ARCHITECTURES = Registry(
         "bert": "bert:from_gguf",
         "modern-bert": "modernbert:from_gguf",
         "nomic-bert": "nomic_bert:from_gguf",
+        "gemma-embedding": "embedding_gemma:from_gguf",
     },
     package="pagoda.arch.families",
 )

@@ -194,6 +194,16 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class DenseSpec:
+    """A linear layer behind pooling, and what its result goes through."""
+
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: Literal["identity", "tanh"]
+
+
+@dataclass(frozen=True)
 class PoolingSpec:
     """How a text's hidden states become one vector, or a classifier's scores."""
 
@@ -207,9 +217,15 @@ class PoolingSpec:
     """Names of the classifier's scores; empty where the model has none."""
     activation: Literal["sigmoid", "softmax", "identity"] = "identity"
     """From a classifier's logits to its scores."""
+    dense: tuple[DenseSpec, ...] = ()
+    """What a pooled state goes through on its way to a vector, in order."""
     answers: tuple[int, int | None] | None = None
     """Tokens that a reranker says yes and no with: its one score is what the output head gives the
     first, less what it gives the second."""
+
+    def vector_size(self, hidden_size: int) -> int:
+        """The elements of a vector, by those of a hidden state."""
+        return self.dense[-1].out_features if self.dense else hidden_size
 
 
 @dataclass(frozen=True)

@@ -265,7 +265,7 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     generates: bool = True
     """False: the model takes requests of kind `pool` only."""
     hidden_size: int = 0
-    """Elements of a vector."""
+    """Elements of a hidden state; `pooling` says how many a text's vector has."""
     pooling: PoolingSpec = PoolingSpec()
     speculation: str = "none"
     """What guesses tokens ahead."""

@@ -59,5 +59,6 @@ MODELS = Registry(
         "ModernBertModel": "pagoda.models.encoder:Encoder",
         "ModernBertForSequenceClassification": "pagoda.models.encoder:Encoder",
         "NomicBertModel": "pagoda.models.encoder:Encoder",
+        "Gemma3TextModel": "pagoda.models.encoder:Encoder",
     },
 )

@@ -44,6 +44,9 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     if not spec.tie_word_embeddings and spec.encoder is None:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
+    for index, dense in enumerate(spec.pooling.dense):
+        name, rows = f"projections.{index}", rows_of(dense.out_features)
+        found += linear(name, rows, dense.in_features, dense.bias)
     if spec.vision is not None:
         tower = _sandwiched_vision if spec.vision.pooled and spec.vision.gated else _vision
         found += tower(spec.vision, hidden)
