@@ -38,6 +38,7 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl:qwen25_from_config",
         "Qwen3VLForConditionalGeneration": "qwen3_vl:from_config",
         "Qwen3VLMoeForConditionalGeneration": "qwen3_vl_moe:from_config",
+        "InternVLForConditionalGeneration": "internvl:from_config",
         "Qwen3_5ForCausalLM": "qwen3_5:from_config",
         "Qwen3_5ForConditionalGeneration": "qwen3_5:conditional_from_config",
         "Qwen3_5MoeForCausalLM": "qwen3_5_moe:from_config",

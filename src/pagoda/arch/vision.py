@@ -9,14 +9,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MergerSpec:
-    """How a token's embedding is made of its patches: each is normalized (RMS), a linear layer
-    makes a patch's width of all of them, feature by feature, and two more, with an activation in
-    between, make the language model's width."""
+    """How a token's embedding is made of its patches: all of them are normalized side by side, and
+    two linear layers, with an activation in between, make the language model's width."""
 
     norm_eps: float
     activation: "Activation"
     bias: bool
     """Of the two linear layers."""
+    reduced: bool = False
+    """Each patch is normalized by itself (RMS), and another linear layer makes a patch's width of
+    all of them, feature by feature, in front of the two."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,21 @@ class VisionSpec:
     norm_eps: float
     weights: tuple["WeightRule", ...]
     patch_bias: bool = True
+    class_token: bool = False
+    """A learned vector stands among the patches, with a learned position of its own, in front of
+    theirs. A picture is read in tiles of the size that the positions are made for."""
     patch_norm: bool = False
     """Embeddings of patches are normalized before the first block."""
     block_bias: bool = True
     """Linear layers of blocks have biases; not so if `pooled` and `gated`."""
+    qkv_bias: bool = True
+    """With `block_bias`: those of q, k and v have one, too."""
+    qk_norm: bool = False
+    """All heads of q are normalized together, and all of k (RMS)."""
+    scaled: bool = False
+    """What attention and mlp of a block give is multiplied by a learned vector each."""
+    final_norm: bool = False
+    """A norm stands behind the last block, if not `pooled`."""
     rope_in_turns: bool = False
     """A head's frequencies turn by row and by column in turns; else every second one turns by
     both."""

@@ -66,6 +66,7 @@ _IMAGE = Modality(
         **dict.fromkeys(_QWEN2, "pagoda.text.images.qwen_vl:qwen2_from_config"),
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
         "Mistral3ForConditionalGeneration": "pagoda.text.images.pixtral:from_config",
+        "InternVLForConditionalGeneration": "pagoda.text.images.internvl:from_config",
     },
     projectors={
         "qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf",
@@ -73,6 +74,7 @@ _IMAGE = Modality(
         **dict.fromkeys(_QWEN2_PROJECTORS, "pagoda.text.images.qwen_vl:qwen2_from_gguf"),
         "gemma4v": "pagoda.text.images.gemma4:from_gguf",
         "pixtral": "pagoda.text.images.pixtral:from_gguf",
+        "internvl": "pagoda.text.images.internvl:from_gguf",
     },
     settings=("preprocessor_config.json", "processor_config.json"),
     dialects={"anthropic": "image", "responses": "input_image"},

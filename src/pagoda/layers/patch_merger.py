@@ -6,7 +6,7 @@ from torch import nn
 from pagoda.arch.vision import MergerSpec, VisionSpec
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
-from pagoda.layers.norm import RMSNorm
+from pagoda.layers.norm import LayerNorm, RMSNorm
 from pagoda.layers.patches import Slices, by_rows, tower_norm, whole_linear
 
 
@@ -41,18 +41,24 @@ class PatchMerger(nn.Module):
         return out
 
 
-class ReducingMerger(nn.Module):
-    """Pixtral's, as Mistral Small 3.1 has it (`MergerSpec`)."""
+class NarrowMerger(nn.Module):
+    """InternVL's, and Pixtral's as Mistral Small 3.1 has it (`MergerSpec`)."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec, merger: MergerSpec, out_size: int):
         super().__init__()
         hidden, self.num_patches = spec.hidden_size, spec.merge**2
         width, bias = hidden * self.num_patches, merger.bias
-        self.flops = 2 * (width * hidden + out_size * (hidden + out_size))
+        inner = hidden if merger.reduced else width
+        self.flops = 2 * (width * inner + out_size * (inner + out_size))
         self.activation = merger.activation
-        self.norm = RMSNorm(context, hidden, merger.norm_eps)
-        self.reduce = whole_linear(context, width, hidden, bias=False)
-        self.up = whole_linear(context, hidden, out_size, bias=bias)
+        self.reduced = merger.reduced
+        self.norm: RMSNorm | LayerNorm
+        if merger.reduced:
+            self.norm = RMSNorm(context, hidden, merger.norm_eps)
+            self.reduce = whole_linear(context, width, hidden, bias=False)
+        else:
+            self.norm = LayerNorm(context, width, merger.norm_eps)
+        self.up = whole_linear(context, inner, out_size, bias=bias)
         self.down = whole_linear(context, out_size, out_size, bias=bias)
 
     def slices(self, x: torch.Tensor, unit: float) -> Slices:
@@ -62,16 +68,17 @@ class ReducingMerger(nn.Module):
 
     def _merge(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, width of their patches]."""
-        normed = self.norm(x.unflatten(1, (self.num_patches, -1)))
-        reduced = self.reduce(normed.transpose(1, 2).flatten(1))
-        out: torch.Tensor = self.down(ops.activate(self.up(reduced), self.activation))
+        if self.reduced:
+            normed = self.norm(x.unflatten(1, (self.num_patches, -1)))
+            x = self.reduce(normed.transpose(1, 2).flatten(1))
+        else:
+            x = self.norm(x)
+        out: torch.Tensor = self.down(ops.activate(self.up(x), self.activation))
         return out
 
 
-def merger_of(
-    context: LayerContext, spec: VisionSpec, out_size: int
-) -> PatchMerger | ReducingMerger:
+def merger_of(context: LayerContext, spec: VisionSpec, out_size: int) -> PatchMerger | NarrowMerger:
     """The tower's last layers."""
     if spec.merger is None:
         return PatchMerger(context, spec, out_size)
-    return ReducingMerger(context, spec, spec.merger, out_size)
+    return NarrowMerger(context, spec, spec.merger, out_size)

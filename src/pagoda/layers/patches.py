@@ -11,7 +11,7 @@ from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget
-from pagoda.layers.norm import LayerNorm, RMSNorm
+from pagoda.layers.norm import LayerNorm, RMSNorm, Vector
 from pagoda.quant.base import ShardSource
 
 Grid = tuple[int, int, int]
@@ -24,6 +24,8 @@ UNIT_FLOPS = {"cpu": 2e9, "cuda": 2e11}
 With half of them Qwen3-VL-2B's tower in F16 takes 17 % longer on two cores: each slice reads all
 weights of what it computes."""
 _FEWEST_ROWS = 16
+# modeling_internvl.py: a constant of the architecture, not in config.json.
+_QK_EPS = 1e-6
 
 
 class PatchEmbed(ColumnLinear):
@@ -78,7 +80,16 @@ class VisionBlock(nn.Module):
         self.mlp_flops = 2 * hidden**2 + (6 if spec.gated else 4) * hidden * wide
         self.attention_norm = tower_norm(context, spec, hidden)
         bias = spec.block_bias
-        self.qkv = whole_linear(context, hidden, hidden, hidden, hidden, bias=bias)
+        self.qkv = whole_linear(
+            context, hidden, hidden, hidden, hidden, bias=bias and spec.qkv_bias
+        )
+        self.has_qk_norm, self.scaled = spec.qk_norm, spec.scaled
+        if spec.qk_norm:
+            self.q_norm = RMSNorm(context, hidden, _QK_EPS)
+            self.k_norm = RMSNorm(context, hidden, _QK_EPS)
+        if spec.scaled:
+            self.attention_scale = Vector(context, hidden)
+            self.scale = Vector(context, hidden)
         self.output = whole_linear(context, hidden, hidden, bias=bias)
         self.mlp_norm = tower_norm(context, spec, hidden)
         if spec.gated:
@@ -105,8 +116,10 @@ class VisionBlock(nn.Module):
         attended = room[3]
         places = torch.arange(count, device=x.device)
         for rows in _ranges(count, unit / (6 * hidden**2), _FEWEST_ROWS):
-            part = self.qkv(self.attention_norm(x[rows])).unflatten(-1, (3, -1, self.head_dim))
-            q, k, v = part.unbind(1)
+            q, k, v = self.qkv(self.attention_norm(x[rows])).chunk(3, dim=-1)
+            if self.has_qk_norm:
+                q, k = self.q_norm(q.contiguous()), self.k_norm(k.contiguous())
+            q, k, v = (whole.unflatten(-1, (-1, self.head_dim)) for whole in (q, k, v))
             if rotation is not None:
                 q, k = ops.rotary(q, k, places[rows], rotation)
             for whole, own in zip(qkv, (q, k, v), strict=True):
@@ -125,13 +138,19 @@ class VisionBlock(nn.Module):
 
     def _behind_attention(self, attended: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """The rest of a block; x may be overwritten."""
-        x = ops.add_to(self.output(attended), x)
+        output = self.output(attended)
+        if self.scaled:
+            output = output * self.attention_scale.weight.to(output.dtype)
+        x = ops.add_to(output, x)
         normed = self.mlp_norm(x)
         if self.gated:
             inner = ops.activate_and_mul(self.gate_up(normed), self.activation)
         else:
             inner = ops.activate(self.up(normed), self.activation)
-        return ops.add_to(self.down(inner), x)
+        output = self.down(inner)
+        if self.scaled:
+            output = output * self.scale.weight.to(output.dtype)
+        return ops.add_to(output, x)
 
 
 def by_rows(

@@ -1,6 +1,7 @@
 """Vision transformers: patches of an image in, embeddings of tokens out."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from math import isqrt, prod
 
 import torch
@@ -9,6 +10,8 @@ from torch import nn
 from pagoda.arch.vision import VisionSpec
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
+from pagoda.layers.loading import LoadTarget
+from pagoda.layers.norm import Vector
 from pagoda.layers.patch_merger import PatchMerger, merger_of
 from pagoda.layers.patches import (
     UNIT_FLOPS,
@@ -21,9 +24,17 @@ from pagoda.layers.patches import (
 )
 
 
+class RowVector(Vector):
+    """fp32 [size], which checkpoints hold as a row."""
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        (target,) = super().targets(param)
+        return (replace(target, shape=(1, *target.shape)),)
+
+
 class VisionTower(nn.Module):
     """Qwen3-VL's; without deepstack also Qwen3.5's, without learned positions also Qwen2-VL's and
-    Qwen2.5-VL's, and with a norm in front Pixtral's."""
+    Qwen2.5-VL's, with a norm in front Pixtral's, and with a class token InternVL's."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec, out_size: int):
         super().__init__()
@@ -32,9 +43,14 @@ class VisionTower(nn.Module):
         self.patches = PatchEmbed(context, spec)
         if spec.num_positions:
             self.positions = VocabTable(context, spec.num_positions, spec.hidden_size)
+        if spec.class_token:
+            self.class_token = RowVector(context, spec.hidden_size)
+            self.class_position = RowVector(context, spec.hidden_size)
         if spec.patch_norm:
             self.patch_norm = tower_norm(context, spec, spec.hidden_size)
         self.blocks = nn.ModuleList(VisionBlock(context, spec) for _ in range(spec.num_layers))
+        if spec.final_norm:
+            self.norm = tower_norm(context, spec, spec.hidden_size)
         self.merger = merger_of(context, spec, out_size)
         self.deepstack = nn.ModuleList(
             PatchMerger(context, spec, out_size, norm_merged=True) for _ in spec.deepstack
@@ -51,6 +67,8 @@ class VisionTower(nn.Module):
         x = yield from by_rows(self.patches, patches, unit / cost)
         if self.spec.num_positions:
             x = x + self._interpolated(rows, columns, grid).to(x.dtype)
+        if self.spec.class_token:
+            return (yield from self._with_class_token(x, unit))
         if self.spec.patch_norm:
             x = self.patch_norm(x)
         rotation = self._rotation(rows, columns)
@@ -68,10 +86,26 @@ class VisionTower(nn.Module):
         merged = yield from self.merger.slices(x, unit)
         return torch.empty_like(merged).index_copy_(0, order, merged)[None]
 
+    def _with_class_token(self, x: torch.Tensor, unit: float) -> Slices:
+        """`slices` from a picture's patches on, where a vector stands among them."""
+        if len(x) != self.spec.num_positions:
+            raise ValueError(
+                f"it has {len(x)} patches, and the model knows {self.spec.num_positions} places"
+            )
+        token = self.class_token.weight + self.class_position.weight
+        x = torch.cat((x, token[None].to(x.dtype)))
+        picture = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+        x, _ = yield from self._through(x, None, picture, picture, unit)
+        x = x[:-1]
+        if self.spec.final_norm:
+            x = self.norm(x)
+        merged = yield from self.merger.slices(x, unit)
+        return merged[None]
+
     def _through(
         self,
         x: torch.Tensor,
-        rotation: torch.Tensor,
+        rotation: torch.Tensor | None,
         runs: torch.Tensor,
         frames: torch.Tensor,
         unit: float,

@@ -9,6 +9,7 @@ MODELS = Registry(
         "MistralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "MixtralForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Mistral3ForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
+        "InternVLForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "Ministral3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Llama4ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Llama4ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",

@@ -35,6 +35,7 @@ def vision_from_config(config: Mapping[str, Any], norm_eps: float) -> VisionSpec
         norm_eps=norm_eps,
         activation=_activation(outer.text("projector_hidden_act", "gelu")),
         bias=outer.flag("multimodal_projector_bias", False),
+        reduced=True,
     )
     layers = reader.integer("num_hidden_layers", MAX_LAYERS, 24)
     spec = VisionSpec(
@@ -88,7 +89,7 @@ def _vision_from_gguf(
     heads = reader.integer("attention.head_count", MAX_HEADS)
     hidden = reader.integer("embedding_length", MAX_WIDTH)
     eps = reader.number("attention.layer_norm_epsilon", _NORM_EPS, below=1.0)
-    merger = MergerSpec(norm_eps=eps, activation="gelu", bias="mm.1.bias" in tensors)
+    merger = MergerSpec(eps, "gelu", bias="mm.1.bias" in tensors, reduced=True)
     names = _gguf_names(hidden // heads)
     spec = VisionSpec(
         hidden_size=hidden,

@@ -284,13 +284,20 @@ def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
         yield ModelTensor("vision.patches.bias", (hidden,), "vector")
     if spec.num_positions:
         yield ModelTensor("vision.positions.weight", (spec.num_positions, hidden), "table")
+    if spec.class_token:
+        yield from norm("vision.class_token", hidden)
+        yield from norm("vision.class_position", hidden)
     if spec.patch_norm:
         yield from norm("vision.patch_norm", hidden, bias=bias)
     up, parts = ("gate_up", rows_of(wide, wide)) if spec.gated else ("up", rows_of(wide))
     for index in range(spec.num_layers):
         block = f"vision.blocks.{index}."
         yield from norm(block + "attention_norm", hidden, bias=bias)
-        yield from _tower(block + "qkv", (heads, heads, heads), hidden, bias=biased)
+        qkv_bias = biased and spec.qkv_bias
+        yield from _tower(block + "qkv", (heads, heads, heads), hidden, bias=qkv_bias)
+        names = ("q_norm", "k_norm") if spec.qk_norm else ()
+        for name in (*names, *(("attention_scale", "scale") if spec.scaled else ())):
+            yield from norm(block + name, hidden)
         yield from _tower(block + "output", rows_of(hidden), hidden, spec.num_heads, bias=biased)
         yield from norm(block + "mlp_norm", hidden, bias=bias)
         yield from _tower(block + up, parts, hidden, bias=biased)
@@ -300,8 +307,10 @@ def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
         yield from norm("vision.token_norm", hidden)
         yield from _tower("vision.projection", rows_of(out_size), hidden, bias=False)
         return
+    if spec.final_norm:
+        yield from norm("vision.norm", hidden, bias=bias)
     if spec.merger is not None:
-        yield from _reducing_merger("vision.merger.", spec, spec.merger, out_size)
+        yield from _narrow_merger("vision.merger.", spec, spec.merger, out_size)
         return
     yield from _merger("vision.merger.", spec, out_size, hidden)
     for index in range(len(spec.deepstack)):
@@ -315,13 +324,17 @@ def _merger(prefix: str, spec: VisionSpec, out_size: int, normed: int) -> Iterat
     yield from _tower(prefix + "down", rows_of(out_size), merged, merged)
 
 
-def _reducing_merger(
+def _narrow_merger(
     prefix: str, spec: VisionSpec, merger: MergerSpec, out_size: int
 ) -> Iterator[ModelTensor]:
-    hidden, merged = spec.hidden_size, spec.hidden_size * spec.merge**2
-    yield from norm(prefix + "norm", hidden)
-    yield from _tower(prefix + "reduce", rows_of(hidden), merged, merged, bias=False)
-    yield from _tower(prefix + "up", rows_of(out_size), hidden, bias=merger.bias)
+    hidden, inner = spec.hidden_size, spec.hidden_size * spec.merge**2
+    if merger.reduced:
+        yield from norm(prefix + "norm", hidden)
+        yield from _tower(prefix + "reduce", rows_of(hidden), inner, inner, bias=False)
+        inner = hidden
+    else:
+        yield from norm(prefix + "norm", inner, bias=True)
+    yield from _tower(prefix + "up", rows_of(out_size), inner, bias=merger.bias)
     yield from _tower(prefix + "down", rows_of(out_size), out_size, out_size, bias=merger.bias)
 
 

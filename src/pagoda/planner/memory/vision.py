@@ -80,6 +80,8 @@ def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: 
     1024 tokens of Qwen3-VL-2B's tower: 210 MiB (368 predicted, without what is kept).
     """
     patches = max_tokens * vision.merge**2
+    if vision.class_token:  # one tile at a time
+        patches = min(patches, vision.num_positions) + 1
     per_patch = 2 * 4 * vision.patch_values
     wide = (3 if vision.gated else 2) * vision.intermediate_size
     per_patch += (12 * vision.hidden_size + wide) * max(width, 4)

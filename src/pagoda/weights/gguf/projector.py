@@ -15,7 +15,12 @@ _SEEING = frozenset(
     ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4", "mistral3")
 )
 # So are these, of which some only have towers that are known: these kinds.
-_SOME_SEEING = {"llama": ("pixtral",)}
+_SOME_SEEING = {
+    "llama": ("pixtral",),
+    "qwen2": ("internvl",),
+    "qwen3": ("internvl",),
+    "qwen3moe": ("internvl",),
+}
 _WIDTH = "clip.vision.projection_dim"
 _KIND = "clip.projector_type"
 
