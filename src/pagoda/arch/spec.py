@@ -85,6 +85,8 @@ class AttentionSpec:
     qk_norm: bool = False
     qk_norm_whole: bool = False
     """With `qk_norm`: all heads of q are normalized together, and all of k, not each of them."""
+    qk_norm_turned: bool = False
+    """With `qk_norm`: heads are normalized behind their rotation."""
     qk_unit: bool = False
     """As `qk_norm`, without weights."""
     query_scaling: QueryScaling | None = None

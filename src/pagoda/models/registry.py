@@ -47,6 +47,8 @@ MODELS = Registry(
         "MiniMaxM2ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Cohere2ForCausalLM": "pagoda.models.cohere2:Cohere2ForCausalLM",
         "SeedOssForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "HunYuanDenseV1ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "HunYuanMoEV1ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Gemma2ForCausalLM": "pagoda.models.gemma:Gemma",
         "Gemma3ForCausalLM": "pagoda.models.gemma:Gemma",
         "Gemma3ForConditionalGeneration": "pagoda.models.gemma:Gemma",

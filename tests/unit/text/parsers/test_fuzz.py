@@ -42,6 +42,7 @@ PIECES = {
                 '{"tool_call_id": "0", "tool_name": "', '{"tool_name": "', "now", '"city": "',
                 '", "parameters": {', '{"tool_name": "now", "parameters": {}}'],
     "ernie": ["<response>", "</response>", "<resp"],
+    "hunyuan": ["<answer>", "</answer>", "<ans", "<tool_calls>", "</tool_calls>", "[", "]"],
     "mistral": ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "now", "[ARGS]", "[TOOL_", "CALLS]",
                 "[CALL_ID]a1[ARGS]"],
 }  # fmt: skip
@@ -60,6 +61,7 @@ USED = {
     "seed_oss": ["seed", "xml"],
     "command": ["command"],
     "ernie45": ["think", "json", "hermes", "xml", "glm", "ernie"],
+    "hunyuan_a13b": ["think", "json", "hunyuan"],
     "generic": ["think", "hermes", "xml", "glm", "json", "gemma4", "deepseek", "mistral"],
 }
 PROMPTS = st.sampled_from(
