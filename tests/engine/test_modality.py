@@ -23,7 +23,7 @@ from pagoda.engine.core import EngineCore
 from pagoda.engine.media import MediaFiles
 from pagoda.engine.offline_media import OfflineMedia, message_media, prompt_media
 from pagoda.engine.startup import start_engine
-from pagoda.layers.vision import Grid, Slices
+from pagoda.layers.patches import Grid, Slices
 from pagoda.models import llama
 from pagoda.server.anthropic.blocks import part_of
 from pagoda.server.context import ReplyHead

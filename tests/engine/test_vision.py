@@ -14,7 +14,7 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
 from pagoda.engine.startup import start_engine
 from pagoda.kernels import ops
-from pagoda.layers.vision import UNIT_FLOPS
+from pagoda.layers.patches import UNIT_FLOPS
 from tests.engine.running import run, tokens
 from tests.models import tiny, vision
 from tests.models.vision import VisionPrompt, picture

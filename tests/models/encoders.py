@@ -5,6 +5,8 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
     ModernBertConfig,
     ModernBertForSequenceClassification,
     ModernBertModel,
@@ -32,6 +34,7 @@ FAMILIES = {
     "modernbert": (ModernBertConfig, ModernBertModel),
     "modernbert classifier": (ModernBertConfig, ModernBertForSequenceClassification),
     "nomic": (NomicBertConfig, NomicBertModel),
+    "embeddinggemma": (Gemma3TextConfig, Gemma3TextModel),
 }
 SIZES = {
     "vocab_size": 211,
@@ -48,6 +51,11 @@ _NEAR = {
     "local_attention": 16, "pad_token_id": 0, "bos_token_id": 1, "cls_token_id": 1,
     "eos_token_id": 2, "sep_token_id": 2,
 }  # fmt: skip
+# The sixth layer sees all, the others 12 tokens either way.
+_GEMMA = {
+    "use_bidirectional_attention": True, "num_hidden_layers": 7, "num_key_value_heads": 2,
+    "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 16, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
@@ -55,11 +63,13 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
     sizes = {**SIZES, "num_hidden_layers": 4} | _NEAR if "modern" in family else SIZES
+    sizes = SIZES | _GEMMA if family == "embeddinggemma" else sizes
     model = model_class(config_class(**{**sizes, **changes})).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             # Norms and biases too: fresh ones are constants and would hide a mix-up.
-            base = 1.0 if name.lower().endswith("norm.weight") else 0.0
+            one = name.lower().endswith("norm.weight") and family != "embeddinggemma"
+            base = 1.0 if one else 0.0
             weight.copy_(base + 0.15 * torch.randn(weight.shape))
     return model
 

@@ -22,6 +22,7 @@ CASES = {
     "modernbert": ("modernbert", {}),
     "modernbert, every layer sees all": ("modernbert", {"global_attn_every_n_layers": 1}),
     "nomic": ("nomic", {}),
+    "embeddinggemma": ("embeddinggemma", {}),
 }
 LENGTHS = (1, 7, 64, 100)
 

@@ -17,6 +17,7 @@ MODELS = {
     "nomic": ("nomic", MEAN, "mean"),
     "modernbert": ("modernbert", MEAN, "mean"),
     "modernbert, last": ("modernbert", gguf.PoolingType.LAST, "last"),
+    "embeddinggemma": ("embeddinggemma", MEAN, "mean"),
 }
 
 

@@ -64,6 +64,8 @@ MODELS = {
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
     "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
+    "hunyuan": ("hunyuan", {**tiny.HUNYUAN, "tie_word_embeddings": True}),
+    "hunyuan moe": ("hunyuan_moe", tiny.HUNYUAN_MOE),
     "ernie 4.5": ("ernie4_5", {"head_dim": 32, "pad_token_id": 0}),
     # The converter takes the shared experts' size from others.
     "ernie 4.5 moe": (

@@ -39,6 +39,7 @@ MODELS = {
     "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", tiny.OLMO3),
     "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
+    "hunyuan moe": ("hunyuan_moe", tiny.HUNYUAN_MOE),
     "ernie 4.5 moe": ("ernie4_5_moe", tiny.ERNIE4_5_MOE),
     "glm-4": ("glm4", {"head_dim": 16}),
     "glm-4.5": ("glm4_moe", tiny.GLM4_MOE),

@@ -47,6 +47,8 @@ FAMILIES = {
     "granite_moe_shared": {
         **tiny.GRANITE_MOE, "num_local_experts": 8, "shared_intermediate_size": 48,
     },
+    "hunyuan": tiny.HUNYUAN,
+    "hunyuan_moe": {**tiny.HUNYUAN_MOE, "num_experts": 8},
     "lfm2": tiny.LFM2,
     "lfm2_moe": {**tiny.LFM2_MOE, "num_experts": 8},
     "llama": {},

@@ -211,6 +211,8 @@ CASES = {
         },
     ),
     "minimax m2": ("minimax_m2", tiny.MINIMAX_M2),
+    "hunyuan": ("hunyuan", {**tiny.HUNYUAN, "attention_bias": True}),
+    "hunyuan moe": ("hunyuan_moe", tiny.HUNYUAN_MOE),
     "minimax m2, heads of another size": (
         "minimax_m2", {**tiny.MINIMAX_M2, "head_dim": 24, "num_key_value_heads": 4},
     ),

@@ -49,6 +49,10 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Lfm2MoeConfig,
@@ -103,8 +107,8 @@ from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 
 def _mistral3(**text) -> Mistral3Config:
     vision = {
-        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 32,
-        "num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 16, "image_size": 28,
+        "model_type": "pixtral", "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 60, "patch_size": 4,
     }  # fmt: skip
     tied = text["tie_word_embeddings"]
     text = {"model_type": "mistral", "head_dim": 16, "sliding_window": None, **text}
@@ -157,6 +161,8 @@ FAMILIES = {
     "granite4": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "granite_moe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granite_moe_shared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
+    "hunyuan": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM),
+    "hunyuan_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -310,6 +316,12 @@ GRANITE_MOE = {
     "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2,
     "logits_scaling": 1.5,
 }  # fmt: skip
+HUNYUAN = {
+    "head_dim": 16, "eos_token_id": 2, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 500.0, "alpha": 20.0, "factor": 1.0,
+    },
+}  # fmt: skip
+HUNYUAN_MOE = {**HUNYUAN, "num_experts": 6, "moe_topk": 2, "intermediate_size": 32}
 MINIMAX_M2 = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
     "rope_parameters": {

@@ -97,6 +97,12 @@ _TENSORS = {
     "operator_norm": "attn_norm",
     "ffn_norm": "ffn_norm",
     "self_attn.out_proj": "attn_output",
+    "self_attn.query_layernorm": "attn_q_norm",
+    "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.gate.wg": "ffn_gate_inp",
+    "mlp.shared_mlp.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_mlp.up_proj": "ffn_up_shexp",
+    "mlp.shared_mlp.down_proj": "ffn_down_shexp",
     "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm",
     "conv.in_proj": "shortconv.in_proj",
@@ -110,7 +116,7 @@ _TENSORS = {
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
              "granitemoe", "granitemoeshared")  # fmt: skip
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
-        "granitemoe", "granitemoeshared", "minimax_m2", "lfm2_moe",
+        "granitemoe", "granitemoeshared", "minimax_m2", "lfm2_moe", "hunyuan_v1_moe",
         *set(latent.TYPES) - {"youtu"})  # fmt: skip
 # Where an architecture's names differ.
 _OWN = dict.fromkeys(
@@ -124,6 +130,7 @@ _ARCHS = {
     "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
     **latent.ARCHS,
 }  # fmt: skip
@@ -269,6 +276,8 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         writer.add_leading_dense_block_count(config.moe_layer_start_index)
         shared = config.intermediate_size // config.num_key_value_heads
         writer.add_expert_shared_feed_forward_length(shared)
+    if config.model_type == "hunyuan_v1_moe":
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
     if llama4:
         writer.add_interleave_moe_layer_step(config.interleave_moe_layer_step)
     if config.model_type in latent.TYPES:
@@ -303,8 +312,14 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         if config.final_logit_softcapping:
             writer.add_final_logit_softcapping(config.final_logit_softcapping)
     rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
     head_dim = getattr(config, "head_dim", None)
+    theta = rope["rope_theta"]
+    if config.model_type.startswith("hunyuan"):
+        # The base that alpha has stretched.
+        theta *= rope["alpha"] ** (head_dim / (head_dim - 2))
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+        writer.add_rope_scaling_factor(1)
+    writer.add_rope_freq_base(theta)
     if head_dim is not None and config.model_type not in latent.TYPES:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)

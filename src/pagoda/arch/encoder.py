@@ -19,6 +19,8 @@ class EncoderSpec:
     """A norm stands behind the embeddings."""
     norm_bias: bool = True
     """Norms have a bias."""
+    rms_norms: bool = False
+    """Norms have no mean either, and sums are kept in fp32, as they leave fp16's range."""
     final_norm: bool = False
     """One stands behind the last layer."""
     head: Literal["tanh", "normed"] = "tanh"

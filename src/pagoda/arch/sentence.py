@@ -4,15 +4,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pagoda.arch.heads import score_activation
+from pagoda.arch.names import linear_rules
 from pagoda.arch.read import MAX_CONTEXT, MAX_VOCAB, MAX_WIDTH, Reader
-from pagoda.arch.spec import ModelSpec, PoolingMethod, PoolingSpec
+from pagoda.arch.spec import DenseSpec, ModelSpec, PoolingMethod, PoolingSpec, WeightRule
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.weights.jsonfile import read_json, read_json_list
+from pagoda.weights.sentence import MODULES, is_dense
 
-MODULES = "modules.json"
 # sentence-transformers' names, since version 6 and as flags before.
 _METHODS: dict[str, PoolingMethod] = {
     "mean": "mean", "cls": "cls", "max": "max", "lasttoken": "last",
@@ -20,6 +21,8 @@ _METHODS: dict[str, PoolingMethod] = {
     "pooling_mode_max_tokens": "max", "pooling_mode_lasttoken": "last",
 }  # fmt: skip
 _FOLDER = re.compile(r"[\w.-]+", re.ASCII)
+# torch's classes; sentence-transformers' default is the latter.
+_ACTIVATIONS: dict[str, Literal["identity", "tanh"]] = {"Identity": "identity", "Tanh": "tanh"}
 
 
 def with_sentence_files(
@@ -35,10 +38,11 @@ def with_sentence_files(
         return spec
     pooling = _dimensions(spec.pooling, Reader(config or {}, "config.json"))
     path = folder / MODULES
-    if path.is_file():
-        reader = Reader(config or {}, "config.json")
-        pooling = _with_modules(pooling, read_json_list(path), folder, reader)
-    return replace(spec, pooling=pooling)
+    if not path.is_file():
+        return replace(spec, pooling=pooling)
+    reader, modules = Reader(config or {}, "config.json"), read_json_list(path)
+    pooling = _with_modules(pooling, modules, folder, reader)
+    return replace(spec, pooling=pooling, weights=(*spec.weights, *_dense_rules(pooling, modules)))
 
 
 def _with_longest_input(spec: ModelSpec, folder: Path) -> ModelSpec:
@@ -59,6 +63,8 @@ def _with_longest_input(spec: ModelSpec, folder: Path) -> ModelSpec:
 
 def _dimensions(pooling: PoolingSpec, config: Reader) -> PoolingSpec:
     listed = config.raw("matryoshka_dimensions")
+    if listed is None and not config.has("is_matryoshka"):
+        return pooling
     if listed is None:
         return replace(pooling, dimensions=() if config.flag("is_matryoshka", False) else None)
     count = len(listed) if isinstance(listed, list) else 1
@@ -83,10 +89,14 @@ def _with_modules(
             )
         elif kind == "Normalize":
             pooling = replace(pooling, normalize=True)
+        elif kind == "Dense":
+            pooling = replace(
+                pooling, dense=(*pooling.dense, _dense(_module_config(module, folder)))
+            )
         elif kind != "Transformer":
             raise UnsupportedModelError(
-                f"{MODULES} asks for {kind!r}; known are Transformer, Pooling, Normalize and "
-                "LogitScore. Choose a model without it."
+                f"{MODULES} asks for {kind!r}; known are Transformer, Pooling, Dense, Normalize "
+                "and LogitScore. Choose a model without it."
             )
     return pooling
 
@@ -97,6 +107,30 @@ def _module_config(module: Reader, folder: Path) -> Reader:
         raise module.error("path", f"is {name!r}, which is no name of a folder")
     config = folder / name / "config.json"
     return Reader(read_json(config), str(config))
+
+
+def _dense(config: Reader) -> DenseSpec:
+    activation = config.text("activation_function", "Tanh").rpartition(".")[2]
+    if activation not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"A Dense module has the activation {activation!r}; known are "
+            f"{' and '.join(_ACTIVATIONS)}. Choose a model without it."
+        )
+    return DenseSpec(
+        config.integer("in_features", MAX_WIDTH),
+        config.integer("out_features", MAX_WIDTH),
+        config.flag("bias", True),
+        _ACTIVATIONS[activation],
+    )
+
+
+def _dense_rules(pooling: PoolingSpec, modules: list[Any]) -> list[WeightRule]:
+    """Names as `weights.sentence` gives them to the tensors of modules."""
+    rules: list[WeightRule] = []
+    folders = [Reader(entry, MODULES).text("path") for entry in modules if is_dense(entry)]
+    for index, (dense, name) in enumerate(zip(pooling.dense, folders, strict=True)):
+        rules += linear_rules(f"projections.{index}", (f"{name}/linear",), dense.bias)
+    return rules
 
 
 def _answers(config: Reader) -> tuple[int, int | None]:

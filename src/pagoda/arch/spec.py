@@ -11,6 +11,7 @@ from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.latent import LatentSpec
 from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
 
 AttentionKind = Literal["full", "sliding", "encoder"]
@@ -84,6 +85,8 @@ class AttentionSpec:
     qk_norm: bool = False
     qk_norm_whole: bool = False
     """With `qk_norm`: all heads of q are normalized together, and all of k, not each of them."""
+    qk_norm_turned: bool = False
+    """With `qk_norm`: heads are normalized behind their rotation."""
     qk_unit: bool = False
     """As `qk_norm`, without weights."""
     query_scaling: QueryScaling | None = None
@@ -193,73 +196,13 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
-class VisionSpec:
-    """A vision transformer whose outputs replace the embeddings of an image's tokens."""
+class DenseSpec:
+    """A linear layer behind pooling, and what its result goes through."""
 
-    hidden_size: int
-    num_layers: int
-    num_heads: int
-    intermediate_size: int
-    activation: Activation
-    patch_size: int
-    """Pixels of a patch's side."""
-    temporal_patch: int
-    """Frames of a patch."""
-    merge: int
-    """`merge * merge` patches become one token."""
-    num_positions: int
-    """Rows of the table of learned positions, a square that is interpolated to an image's grid (or
-    that all images have, if `pooled`); if `pooled` and `gated` of each of two, one for columns and
-    one for rows of patches; 0 where there is none."""
-    rope_theta: float
-    """0 where nothing turns."""
-    norm_eps: float
-    weights: tuple["WeightRule", ...]
-    patch_bias: bool = True
-    rms_norms: bool = False
-    """Norms have no mean and no bias."""
-    gated: bool = False
-    """As in MlpSpec. If `pooled`, blocks are like Gemma 4's: norms stand behind their parts too,
-    and nothing has a bias."""
-    window: int | None = None
-    """Tokens on the side of a square in which alone patches see each other; None: a patch sees all
-    of its frame."""
-    full_layers: tuple[int, ...] = ()
-    """With `window`: layers in which a patch sees its frame all the same."""
-    tokens_per_second: float | None = None
-    """How far a second of a film moves the time of its tokens; None: a step of frames counts 1."""
-    split_patches: bool = False
-    """The weights of a patch's frames are tensors of their own (GGUF)."""
-    color_planes: bool = False
-    """The weights of a patch are stored color by color, not pixel by pixel."""
-    both_ways: bool = False
-    """In some of the language model's layers (`AttentionSpec.both_ways`) an image's tokens see each
-    other."""
-    pooled: bool = False
-    """A token is the mean of its patches (Gemma 3 and 4), not what a layer of weights makes of
-    them."""
-    clipped: bool = False
-    """If `pooled` and `gated`: what linear layers of blocks read and give lies within bounds that
-    each of them has."""
-    standardized: bool = False
-    """If `pooled` and `gated`: learned vectors move and scale the means."""
-    deepstack: tuple[int, ...] = ()
-    """Layers whose outputs are added behind the language model's first layers, one to each
-    (arXiv 2406.04334)."""
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
-
-    @property
-    def image_tokens(self) -> int | None:
-        """How many every image has, where all have one size; None where they differ."""
-        return self.num_positions // self.merge**2 if self.pooled and not self.gated else None
-
-    @property
-    def patch_values(self) -> int:
-        """Numbers that describe a patch: of its frames' pixels, three each."""
-        return 3 * self.temporal_patch * self.patch_size**2
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: Literal["identity", "tanh"]
 
 
 @dataclass(frozen=True)
@@ -276,9 +219,15 @@ class PoolingSpec:
     """Names of the classifier's scores; empty where the model has none."""
     activation: Literal["sigmoid", "softmax", "identity"] = "identity"
     """From a classifier's logits to its scores."""
+    dense: tuple[DenseSpec, ...] = ()
+    """What a pooled state goes through on its way to a vector, in order."""
     answers: tuple[int, int | None] | None = None
     """Tokens that a reranker says yes and no with: its one score is what the output head gives the
     first, less what it gives the second."""
+
+    def vector_size(self, hidden_size: int) -> int:
+        """The elements of a vector, by those of a hidden state."""
+        return self.dense[-1].out_features if self.dense else hidden_size
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,22 @@ _MODULE = ".vision_model."
 
 
 def tower_as_found(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
-    """With the tower's tensors as they are named in a checkpoint of safetensors."""
+    """With the tower's tensors as they are named in a checkpoint of safetensors; without a tower
+    where it has none of them."""
     vision = spec.vision
-    if vision is None or vision.weights[0].sources[0] in tensors:
+    if vision is None or not tensors or vision.weights[0].sources[0] in tensors:
         return spec
     shorter = tuple(
         replace(rule, sources=tuple(name.replace(_MODULE, ".") for name in rule.sources))
         for rule in vision.weights
     )
-    if shorter[0].sources[0] not in tensors:
-        return spec
-    return replace(spec, vision=replace(vision, weights=shorter))
+    if shorter[0].sources[0] in tensors:
+        return replace(spec, vision=replace(vision, weights=shorter))
+    # Whoever quantized the language model alone left config.json as it was.
+    names = {
+        name
+        for rule in spec.expanded_weights()
+        if rule.param.startswith("vision.")
+        for name in rule.sources
+    }
+    return spec if names & set(tensors) else replace(spec, vision=None)

@@ -28,6 +28,9 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     seconds_on: float | None = None
     """How much later it is than the item right before it, whose film it goes on with; None: it is
     a picture, or begins a film."""
+    row: int | None = None
+    """Its tokens lie in rows of so many, and between two rows stands a token of text, which counts
+    among `length`; None: all of them are its own."""
 
 
 POOLING_TASKS = ("embed", "token_embed", "classify")
@@ -262,7 +265,7 @@ class EngineReady(msgspec.Struct, tag=True, kw_only=True):
     generates: bool = True
     """False: the model takes requests of kind `pool` only."""
     hidden_size: int = 0
-    """Elements of a vector."""
+    """Elements of a hidden state; `pooling` says how many a text's vector has."""
     pooling: PoolingSpec = PoolingSpec()
     speculation: str = "none"
     """What guesses tokens ahead."""

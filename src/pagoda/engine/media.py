@@ -29,6 +29,16 @@ class Marks(NamedTuple):
     begin: tuple[int, ...] = ()
     """What comes in front of those."""
     end: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    """What comes between two rows of them, a single one."""
+
+    def of(self, piece: Piece) -> list[int]:
+        """The tokens of a piece, without what begins and ends it."""
+        if piece.row is None:
+            return [self.token] * piece.num_tokens
+        row = [self.token] * piece.row
+        rows = (piece.num_tokens + 1) // (piece.row + 1)
+        return [*row, *((*self.between, *row) * (rows - 1))]
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,8 @@ class MediaInput:
 
         (token,) = ids(processor.token)
         self.words = modality.words
-        self.marks = Marks(token, ids(processor.begin), ids(processor.end))
+        around = ids(processor.begin), ids(processor.end)
+        self.marks = Marks(token, *around, ids(processor.between))
         self.placeholder = processor.placeholder
         self.known = Remembered(cache_bytes)
         self.loader = loader_of(modality)
@@ -186,7 +197,7 @@ def place_media(ids: list[int], found: Found) -> tuple[list[int], list[Placed]]:
         piece = next(pieces_left)
         expanded += marks.begin
         placed.append(Placed(piece, len(expanded)))
-        expanded += [index] * piece.num_tokens
+        expanded += marks.of(piece)
         expanded += marks.end
     return expanded, placed
 
@@ -217,6 +228,7 @@ def attach_media(request: AddRequest, placed: Sequence[Placed]) -> None:
             grid=place.piece.grid,
             encoder=place.piece.encoder,
             seconds_on=place.piece.seconds_on,
+            row=place.piece.row,
         )
         for place in placed
     ]

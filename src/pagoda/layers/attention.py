@@ -14,7 +14,7 @@ from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
-from pagoda.layers.norm import ProjectionNorm, RMSNorm
+from pagoda.layers.norm import ProjectionNorm, RMSNorm, Vector
 
 
 class Sinks(WeightedLayer):
@@ -36,6 +36,23 @@ class Sinks(WeightedLayer):
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes
+
+
+class HeadScales(Vector):
+    """Multiplies the elements of each head of q; fp32 [head size]."""
+
+    def __init__(self, context: LayerContext, size: int, num_heads: int, columns: int):
+        """`columns` are those of q, k and v."""
+        super().__init__(context, size)
+        self._num_heads = num_heads
+        self._of_all = torch.ones(columns, dtype=torch.float32, device=context.device)
+
+    def finalize(self) -> None:
+        self._of_all[: self._num_heads * len(self.weight)] = self.weight.repeat(self._num_heads)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, columns], the first of which are q's: the same shape and dtype."""
+        return ops.scale_columns(x, self._of_all[: x.shape[1]])
 
 
 class Attention(nn.Module):
@@ -75,11 +92,15 @@ class Attention(nn.Module):
         if spec.output_gate:
             shards = (*shards, q)
         self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
-        self.q_norm: RMSNorm | ProjectionNorm
-        self.k_norm: RMSNorm | ProjectionNorm
+        self.q_norm: RMSNorm | ProjectionNorm | HeadScales
+        self.k_norm: RMSNorm | ProjectionNorm | HeadScales
         if spec.qk_norm_whole:
             self.q_norm = _projection_norm(context, spec.num_heads, heads, size, eps)
             self.k_norm = _projection_norm(context, spec.num_kv_heads, kv_heads, size, eps)
+        elif spec.qk_norm_turned:
+            columns = sum(self.qkv.sizes)
+            self.q_norm = HeadScales(context, size, heads.stop - heads.start, columns)
+            self.k_norm = HeadScales(context, size, heads.stop - heads.start, columns)
         elif spec.qk_norm:
             self.q_norm = RMSNorm(context, size, eps)
             if not spec.borrows:
@@ -95,7 +116,7 @@ class Attention(nn.Module):
 
     @property
     def norms(self) -> HeadNorms | None:
-        if self.spec.qk_unit:
+        if self.spec.qk_unit or self.spec.qk_norm_turned:
             return HeadNorms(self._ones, self._ones, self._eps)
         if not self.spec.qk_norm or self.spec.qk_norm_whole:
             return None
@@ -116,6 +137,8 @@ class Attention(nn.Module):
             self._normalize_whole(qkv)
         kv_scales = self.kv_scales if v_cache.dtype in FP8 else None
         q = self._stored(qkv, batch, where.slot_mapping, kv_scales)
+        if spec.qk_norm_turned:
+            q = self._weighed(q, qkv)
         attended = self.backend.attend(
             q,
             k_cache,
@@ -164,6 +187,15 @@ class Attention(nn.Module):
             values_are_keys=spec.values_are_keys,
             kv_scales=kv_scales,
         )
+
+    def _weighed(self, q: torch.Tensor, qkv: torch.Tensor) -> torch.Tensor:
+        """A rotation leaves lengths alone, so heads are normalized in front of it, and weighed here
+        behind it; a key's weights count the same on the query's side of their product."""
+        width = q.shape[1] * q.shape[2]
+        # The CPU's kernels rotate q where it is, beside k and v.
+        rows = q.flatten(1) if q.stride(0) == width else qkv
+        weighed: torch.Tensor = self.k_norm(self.q_norm(rows))[:, :width].unflatten(1, q.shape[1:])
+        return weighed
 
     def _normalize_whole(self, qkv: torch.Tensor) -> None:
         """All of q and all of k, in place, over all ranks that have heads of them."""

@@ -5,14 +5,14 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from pagoda.arch.spec import VisionSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.kernels import ops
 from pagoda.layers.clipped import ClippedLinears
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, Shard, replicated
 from pagoda.layers.loading import LoadTarget, WeightedLayer
 from pagoda.layers.norm import RMSNorm, Vector
-from pagoda.layers.vision import Grid, Slices
+from pagoda.layers.patches import Grid, Slices
 from pagoda.quant.base import ShardSource
 from pagoda.quant.plain import STORAGES
 

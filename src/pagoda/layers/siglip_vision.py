@@ -6,14 +6,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from pagoda.arch.spec import VisionSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import ColumnLinear, Shard
 from pagoda.layers.loading import LoadTarget
 from pagoda.layers.norm import LayerNorm, RMSNorm
-from pagoda.layers.vision import UNIT_FLOPS, Grid, PatchEmbed, Slices, VisionBlock, by_rows
+from pagoda.layers.patches import UNIT_FLOPS, Grid, PatchEmbed, Slices, VisionBlock, by_rows
 from pagoda.quant.base import ShardSource
 from pagoda.quant.plain import STORAGES
 

@@ -14,8 +14,8 @@ from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
 from pagoda.layers.norm import CenteredNorm, RMSNorm
+from pagoda.layers.patches import Grid, Slices
 from pagoda.layers.taps import LayerTaps
-from pagoda.layers.vision import Grid, Slices
 
 Encode = Callable[[torch.Tensor, Grid], Slices]
 """fp32 [patches, values] of `grid` (frames, rows and columns of patches) -> [1 + layers, tokens,
@@ -75,6 +75,10 @@ class Model(nn.Module):
         self.spec = spec
         self.context = context
         self.draft_head = None
+        self.projections = nn.ModuleList(
+            replicated(context, dense.in_features, dense.out_features, bias=dense.bias)
+            for dense in spec.pooling.dense
+        )
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [tokens, hidden_size] of the last layer."""
@@ -88,6 +92,14 @@ class Model(nn.Module):
     def partial_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """As `compute_logits`, [rows, this rank's part of the vocabulary]."""
         raise NotImplementedError
+
+    def project(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Pooled hidden states [texts, hidden_size] -> vectors [texts, `PoolingSpec.vector_size`],
+        not yet normalized."""
+        for layer, dense in zip(self.projections, self.spec.pooling.dense, strict=True):
+            pooled = layer(pooled.to(self.context.dtype))
+            pooled = pooled.tanh() if dense.activation == "tanh" else pooled
+        return pooled
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """What a model with labels computes: pooled hidden states [texts, hidden_size] -> logits

@@ -1,5 +1,5 @@
-"""Encoders: BERT (arXiv 1810.04805), RoBERTa (1907.11692), Nomic's (2402.01613) and ModernBERT
-(2412.13663), with or without a classifier."""
+"""Encoders: BERT (arXiv 1810.04805), RoBERTa (1907.11692), Nomic's (2402.01613), ModernBERT
+(2412.13663) and EmbeddingGemma (2509.20354), with or without a classifier."""
 
 import torch
 from torch import nn
@@ -12,19 +12,23 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.mlp import GatedMlp, Mlp
-from pagoda.layers.norm import CenteredNorm, LayerNorm
+from pagoda.layers.norm import CenteredNorm, LayerNorm, RMSNorm
 from pagoda.models.base import Model
 
+Norm = LayerNorm | CenteredNorm | RMSNorm
 
-def _norm(context: LayerContext, spec: ModelSpec) -> LayerNorm | CenteredNorm:
+
+def _norm(context: LayerContext, spec: ModelSpec) -> Norm:
     assert spec.encoder is not None
-    kind = LayerNorm if spec.encoder.norm_bias else CenteredNorm
+    kind: type[Norm] = LayerNorm if spec.encoder.norm_bias else CenteredNorm
+    kind = RMSNorm if spec.encoder.rms_norms else kind
     return kind(context, spec.hidden_size, spec.norm_eps)
 
 
 class EncoderLayer(nn.Module):
     """norm(x + attention(x)), then norm(x + mlp(x)); or x + attention(norm(x)), then
-    x + mlp(norm(x)), whose first norm the first layer may be without."""
+    x + mlp(norm(x)), whose first norm the first layer may be without; or, sandwiched,
+    x + norm(attention(norm(x))), then x + norm(mlp(norm(x)))."""
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec):
         super().__init__()
@@ -37,9 +41,18 @@ class EncoderLayer(nn.Module):
         self.mlp_norm = _norm(context, spec)
         mlp = GatedMlp if layer.mlp.gated else Mlp
         self.mlp = mlp(context, layer.mlp, hidden)
+        self.sandwiched = layer.sandwiched
+        if layer.sandwiched:
+            self.attention_result_norm = RMSNorm(context, hidden, spec.norm_eps)
+            self.result_norm = RMSNorm(context, hidden, spec.norm_eps)
+        self._dtype = context.dtype
 
     def forward(self, x: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
+        if self.sandwiched:
+            normed = self.attention_norm(x).to(self._dtype)
+            x = self.attention_result_norm.plus(self.attention(normed, batch), x)
+            return self.result_norm.plus(self.mlp(self.mlp_norm(x).to(self._dtype)), x)
         if self.norms == "sums":
             x = self.attention_norm(self.attention(x, batch), x)
             out: torch.Tensor = self.mlp_norm(self.mlp(x), x)
@@ -63,7 +76,8 @@ class Encoder(Model):
             self.positions = VocabTable(context.whole, encoder.num_positions, hidden)
         if encoder.num_token_types:
             self.types = VocabTable(context.whole, encoder.num_token_types, hidden)
-        self.embed_norm = _norm(context, spec)
+        if encoder.embed_norm:
+            self.embed_norm = _norm(context, spec)
         self.layers = nn.ModuleList(EncoderLayer(context, spec, layer) for layer in spec.layers)
         if encoder.final_norm:
             self.norm = _norm(context, spec)
@@ -81,10 +95,13 @@ class Encoder(Model):
         if self.encoder.num_token_types:
             assert batch.token_types is not None
             x = x + self.types(batch.token_types.clamp(max=self.encoder.num_token_types - 1))
-        x = self.embed_norm(x)
+        if self.encoder.embed_norm:
+            x = self.embed_norm(x)
+        if self.encoder.rms_norms:
+            x = x.float() * self.spec.embedding_scale
         for layer in self.layers:
             x = layer(x, batch)
-        return self.norm(x) if self.encoder.final_norm else x
+        return self.norm(x).to(self.context.dtype) if self.encoder.final_norm else x
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         inner = self.dense(pooled)

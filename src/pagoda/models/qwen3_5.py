@@ -3,7 +3,7 @@
 from pagoda.models.base import CausalLM
 from pagoda.models.hybrid import HybridLayer
 from pagoda.models.mtp import MtpHead
-from pagoda.models.qwen3_vl import Qwen3VL
+from pagoda.models.seeing import SeeingLlama
 
 
 class Qwen35ForCausalLM(CausalLM):
@@ -11,7 +11,7 @@ class Qwen35ForCausalLM(CausalLM):
     draft_head_class = MtpHead
 
 
-class Qwen35(Qwen3VL):
+class Qwen35(SeeingLlama):
     """With its vision tower."""
 
     layer_class = HybridLayer

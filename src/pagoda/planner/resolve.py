@@ -272,7 +272,8 @@ def _resolve_types(
         kept = _kept(config, storage, facts)
         reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
     elif spec.encoder is not None and storage == "F32":
-        dtype = cached = "float32" if facts.device == "cpu" else "float16"
+        half: DType = "bfloat16" if spec.encoder.rms_norms else "float16"
+        dtype = cached = "float32" if facts.device == "cpu" else half
         reasons.append(Reason("dtype", dtype, DTYPE_REASON))
     else:
         dtype = "float16" if storage == "F16" else "bfloat16"

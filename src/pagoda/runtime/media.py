@@ -13,7 +13,7 @@ import torch
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import MediaItem
 from pagoda.layers.batch import ForwardBatch
-from pagoda.layers.vision import Slices
+from pagoda.layers.patches import Slices
 from pagoda.models.base import Encoders
 from pagoda.text.media.base import Processor
 
@@ -51,6 +51,13 @@ class MediaRows:
     offset: int
     """The first one among the item's tokens."""
     count: int
+
+    def embedded(self, device: torch.device) -> torch.Tensor:
+        """bool [count]: the item's own tokens; others, between its rows, are text."""
+        places = torch.arange(self.offset, self.offset + self.count, device=device)
+        if self.item.row is None:
+            return torch.ones_like(places, dtype=torch.bool)
+        return places % (self.item.row + 1) < self.item.row
 
 
 class RequestMedia:
@@ -225,7 +232,7 @@ class MediaEncoder:
             target = slice(part.row, part.row + part.count)
             source = encoded[part.item.content_hash]
             embeds[:, target] = source[:, part.offset : part.offset + part.count]
-            rows[target] = True
+            rows[target] = part.embedded(rows.device)
         batch.input_embeds, batch.embed_rows = embeds[0], rows
         batch.layer_embeds = embeds[1:].float().unbind()
         if self._both_ways:
@@ -242,9 +249,18 @@ class MediaEncoder:
         yield
         encoded = yield from self._encoders()[item.encoder](torch.from_numpy(patches), grid)
         self.num_encoded += 1
+        if item.row is not None and encoded.shape[1] % item.row == 0:
+            encoded = _spread(encoded, item.row)
         if encoded.shape[1] != item.length:
             raise ValueError(f"it makes {encoded.shape[1]} tokens, and {item.length} were sent")
         return encoded
+
+
+def _spread(encoded: torch.Tensor, row: int) -> torch.Tensor:
+    """[layers, tokens, hidden] with zeros in the place of the token between two rows."""
+    rows = encoded.unflatten(1, (-1, row))
+    spread: torch.Tensor = torch.nn.functional.pad(rows, (0, 0, 0, 1)).flatten(1, 2)[:, :-1]
+    return spread
 
 
 def _sight(batch: ForwardBatch, media: Sequence[MediaRows]) -> torch.Tensor:

@@ -9,8 +9,8 @@ from pagoda.models.base import Encoders
 
 
 class Model(Protocol):
-    """`compute_logits` if it writes text, `classify` if it has labels, `encoders` if it takes
-    media."""
+    """`compute_logits` if it writes text, `classify` if it has labels, `project` if linear layers
+    stand behind its pooling, `encoders` if it takes media."""
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden]."""
@@ -26,6 +26,10 @@ class Model(Protocol):
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         """Logits [texts, labels] of texts' pooled hidden states."""
+        ...
+
+    def project(self, pooled: torch.Tensor) -> torch.Tensor:
+        """Vectors [texts, size] of texts' pooled hidden states."""
         ...
 
     def reserve(self, max_model_len: int) -> None:

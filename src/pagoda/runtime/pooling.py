@@ -22,6 +22,8 @@ class Pooler:
     method: PoolingMethod
     classify: Callable[[Tensor], Tensor] | None
     """Logits [texts, labels] of pooled hidden states; None for a model without a classifier."""
+    project: Callable[[Tensor], Tensor] | None = None
+    """Vectors [texts, size] of pooled hidden states; None where these are the vectors."""
     _earlier: dict[int, Tensor] = field(default_factory=dict)
     """By row: what is kept of a text's earlier steps."""
 
@@ -60,6 +62,8 @@ class Pooler:
         if task == "classify":
             assert self.classify is not None  # or `refusal` said so
             pooled = self.classify(pooled)
+        elif self.project is not None:
+            pooled = self.project(pooled)
         return list(pooled.float().cpu().numpy())
 
 

@@ -139,6 +139,7 @@ class ModelRunner:
         pooler = Pooler(
             self.spec.pooling.method,
             self.model.classify if self.spec.pooling.labels else None,
+            self.model.project if self.spec.pooling.dense else None,
         )
         self._reports = Reports(self.model, self.spec.vocab_size, self.states, pooler)
         reqs = self.max_num_reqs

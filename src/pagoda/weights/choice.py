@@ -25,8 +25,8 @@ TEKKEN, TIKTOKEN = "tekken.json", "tiktoken.model"
 VOCABULARIES = ("tokenizer.json", TEKKEN, TIKTOKEN)
 """Files of which one makes a folder's tokenizer."""
 
-# sentence-transformers' modules: `1_Pooling/config.json`.
-_MODULE_CONFIG = re.compile(r"\d+_\w+/config\.json", re.ASCII)
+# sentence-transformers' modules: `1_Pooling/config.json`, `2_Dense/model.safetensors`.
+_MODULE = re.compile(r"\d+_\w+/config\.json|\d+_Dense/model\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _safetensors_model(files: Sequence[RemoteFile]) -> tuple[RemoteFile, ...]:
     weights = plain or weights
     if not weights:
         return ()
-    modules = [file for file in files if _MODULE_CONFIG.fullmatch(file.path)]
+    modules = [file for file in files if _MODULE.fullmatch(file.path)]
     return tuple(weights + modules + [file for file in top if file.path.endswith(_COMPANIONS)])
 
 

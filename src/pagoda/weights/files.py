@@ -17,6 +17,7 @@ from pagoda.weights.mxfp4 import Mxfp4Checkpoint
 from pagoda.weights.pointer import START, refuse_pointer
 from pagoda.weights.prequantized.select import method_of
 from pagoda.weights.safetensors import INDEX_NAME, SafetensorsCheckpoint, weight_files
+from pagoda.weights.sentence import dense_paths, with_dense_layers
 from pagoda.weights.upright import UprightCheckpoint
 
 # Sampling defaults in a GGUF that generation_config.json has under other names.
@@ -47,7 +48,8 @@ class ModelFiles:
         head = [] if self.draft_head is None else self.draft_head.weight_paths()
         if self.kind == "gguf":
             return split_paths(self.path) + ([self.projector] if self.projector else []) + head
-        return ([self.path] if self.path.is_file() else weight_files(self.path)) + head
+        own = [self.path] if self.path.is_file() else weight_files(self.path)
+        return own + dense_paths(self.folder) + head
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -66,7 +68,7 @@ class ModelFiles:
         method = method_of(self.config)
         plain = UprightCheckpoint(SafetensorsCheckpoint(self.path))
         if method is None:
-            return Mxfp4Checkpoint(plain)
+            return with_dense_layers(Mxfp4Checkpoint(plain), self.folder)
         from pagoda.weights.prequantized.checkpoint import PublishedCheckpoint  # needs numpy
 
         return PublishedCheckpoint(plain, method)

@@ -102,7 +102,7 @@ def test_layers_as_transformers_5_saves_them():
         ({"use_bidirectional_attention": True}, "an encoder made of Gemma 3"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0.*Gemma 2 does"),
         ({"hidden_activation": "silu"}, "asks for the activation 'silu'"),
-        ({"architectures": ["Gemma3TextModel"]}, "'Gemma3TextModel' is not supported yet"),
+        ({"architectures": ["Gemma3TextModel"]}, "of a Gemma3TextModel is not true. Known is"),
     ],
 )
 def test_what_is_not_supported_is_named(changes, message):

@@ -89,9 +89,9 @@ def test_unknown_ways_of_pooling(config: dict, message: str, tmp_path: Path) -> 
 
 
 def test_unknown_modules(tmp_path: Path) -> None:
-    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
-    write(tmp_path, modules=[*MODULES, dense], pooling=MEAN)
-    with pytest.raises(UnsupportedModelError, match="'Dense'"):
+    other = {"path": "2_CNN", "type": "sentence_transformers.models.CNN"}
+    write(tmp_path, modules=[*MODULES, other], pooling=MEAN)
+    with pytest.raises(UnsupportedModelError, match="'CNN'; known are Transformer, .*Dense"):
         read(tmp_path)
 
 

@@ -217,6 +217,81 @@ def test_what_mistral3_is_not():
         spec_for({**config, "text_config": {"model_type": "mistral4"}}, {}, ())
 
 
+# Mistral Small 3.1's tower, of mistralai/Mistral-Small-3.1-24B-Instruct-2503.
+PIXTRAL = {
+    "head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+    "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16,
+    "num_channels": 3, "num_hidden_layers": 24, "patch_size": 14, "rope_theta": 10000.0,
+}  # fmt: skip
+MISTRAL_SMALL = {
+    "architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10,
+    "multimodal_projector_bias": False, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+    "vision_feature_layer": -1, "vision_config": PIXTRAL,
+    "text_config": {
+        "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768, "model_type": "mistral",
+        "max_position_embeddings": 131072, "num_attention_heads": 32, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1e9, "vocab_size": 131072,
+    },
+}  # fmt: skip
+
+
+def test_mistral_small_sees():
+    spec = spec_for(MISTRAL_SMALL, {}, ())
+    assert (spec.vision.patch_values, spec.vision.merge, spec.vision.head_dim) == (588, 2, 64)
+    assert spec_for({**MISTRAL_SMALL, "vision_config": None}, {}, ()).vision is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vision_feature_layer": -2}, "whose layer -2 is read"),
+        ({"projector_hidden_act": "relu"}, "vision activation 'relu'"),
+        ({"vision_config": {**PIXTRAL, "model_type": "clip"}}, "is a 'clip'"),
+        ({"vision_config": {**PIXTRAL, "num_attention_heads": 15}}, "15 heads cannot share"),
+    ],
+)
+def test_other_towers_of_mistral_are_named(changes, message):
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        spec_for({**MISTRAL_SMALL, **changes}, {}, ())
+
+
+# As published with tencent/Hunyuan-A13B-Instruct, but for fields nobody reads.
+HUNYUAN_A13B = {
+    "architectures": ["HunYuanMoEV1ForCausalLM"], "attention_bias": False, "hidden_size": 4096,
+    "intermediate_size": 3072, "max_position_embeddings": 32768, "num_attention_heads": 32,
+    "moe_intermediate_size": [3072] * 32, "moe_topk": [8] * 32, "num_experts": 64,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_shared_expert": [1] * 32,
+    "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cla": False,
+    "rope_scaling": {"alpha": 1000.0, "factor": 1.0, "type": "dynamic"}, "vocab_size": 128167,
+}  # fmt: skip
+
+
+def test_hunyuan():
+    spec = spec_for(HUNYUAN_A13B, {}, ())
+    mixer, experts = spec.layers[0].mixer, spec.layers[0].experts
+    # llama.cpp's number (conversion/hunyuan.py).
+    assert mixer.rope.theta == pytest.approx(11158839.9251) and mixer.rope.scaling is None
+    assert mixer.qk_norm and mixer.qk_norm_turned and mixer.head_dim == 128
+    assert (experts.num_experts, experts.top_k, experts.intermediate_size) == (64, 8, 3072)
+    assert experts.renormalize and experts.shared.intermediate_size == 3072
+    sources = {source for rule in spec.weights for source in rule.sources}
+    assert "model.layers.{layer}.self_attn.query_layernorm.weight" in sources
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"use_cla": True}, "use_cla is true"),
+        ({"moe_topk": [8] * 31 + [4]}, "moe_topk differs between layers"),
+        ({"num_shared_expert": 2}, "num_shared_expert is 2.*it is 1"),
+        ({"moe_intermediate_size": [1024] * 32}, "in Hunyuan A13B it is 3072"),
+    ],
+)
+def test_other_hunyuans_are_named(changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        spec_for({**HUNYUAN_A13B, **changes}, {}, ())
+
+
 def test_layer_windows():
     def windows(**changes):
         spec = spec_for({**QWEN_2_5_7B, "use_sliding_window": True, **changes}, {}, ())

@@ -112,8 +112,11 @@ def test_paths_that_leave_the_folder_are_ignored(path: str) -> None:
 
 def test_sentence_transformers_modules_come_along() -> None:
     names = ["model.safetensors", "modules.json", "1_Pooling/config.json", "onnx/config.json",
-             "2_Dense/model.safetensors", "1_Pooling/sub/config.json"]  # fmt: skip
-    assert sorted(paths(names)) == ["1_Pooling/config.json", "model.safetensors", "modules.json"]
+             "2_Dense/model.safetensors", "2_CNN/model.safetensors",
+             "1_Pooling/sub/config.json"]  # fmt: skip
+    assert sorted(paths(names)) == [
+        "1_Pooling/config.json", "2_Dense/model.safetensors", "model.safetensors", "modules.json",
+    ]  # fmt: skip
 
 
 def test_a_gguf_comes_with_its_vision_tower() -> None:

@@ -8,15 +8,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, Reader
-from pagoda.arch.spec import (
-    AttentionSpec,
-    LayerSpec,
-    MlpSpec,
-    ModelSpec,
-    RopeSpec,
-    VisionSpec,
-    WeightRule,
-)
+from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec, WeightRule
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import UnsupportedModelError
 
 LAYER = "layers.{layer}."

@@ -43,12 +43,12 @@ _LAYERS_OF_27B = 62
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
-    return _from_config(config, _NAME, "")
+    return text_from_config(config, _NAME, "")
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """The spec of a checkpoint with a tower for pictures, or of one that lost it."""
-    spec = _from_config(config, _NAME, _LANGUAGE_MODEL)
+    spec = text_from_config(config, _NAME, _LANGUAGE_MODEL)
     ignored = (*spec.ignored_weights, _LANGUAGE_MODEL + "lm_head.weight", *_UNUSED)
     spec = replace(spec, ignored_weights=ignored)
     if config.get("vision_config") is None:
@@ -56,7 +56,8 @@ def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
     return seeing(spec, _SEEING, vision_from_config(config), wide=True)
 
 
-def _from_config(config: Mapping[str, Any], architecture: str, prefix: str) -> ModelSpec:
+def text_from_config(config: Mapping[str, Any], architecture: str, prefix: str) -> ModelSpec:
+    """The language model; `prefix` is what its tensors' names begin with."""
     reader = config_reader({**_DEFAULTS, **config, "hidden_act": None})
     refuse_other_activations(reader, architecture)
     refuse_encoders(reader, "Gemma 3")
@@ -103,7 +104,18 @@ def config_ropes(reader: Reader, spec: ModelSpec) -> Ropes:
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
-    reader = Reader(metadata, "GGUF metadata", "gemma3.")
+    spec = text_from_gguf(metadata, tensor_names, "gemma3.")
+    if "clip.vision.projection_dim" not in metadata:
+        return spec
+    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
+    return seeing(spec, _SEEING, vision, wide=True)
+
+
+def text_from_gguf(
+    metadata: Mapping[str, Any], tensor_names: Collection[str], prefix: str
+) -> ModelSpec:
+    """The language model; `prefix` is what the names of its metadata begin with."""
+    reader = Reader(metadata, "GGUF metadata", prefix)
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     num_layers = reader.integer("block_count", MAX_LAYERS)
     windows = gguf_windows(reader, num_layers, _PERIOD, 0)
@@ -117,14 +129,10 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         reader.number("rope.freq_base_swa", _LOCAL_THETA, above=1.0), attention.rope.rotary_dim
     )
     of_27b = num_layers == _LAYERS_OF_27B
-    spec = assembled(
+    return assembled(
         spec,
         gguf_norms(spec.weights),
         scale=(spec.hidden_size // attention.num_heads if of_27b else attention.head_dim) ** -0.5,
         ropes=Ropes(attention.rope, local),
         logit_cap=final_cap(reader),
     )
-    if "clip.vision.projection_dim" not in metadata:
-        return spec
-    vision = vision_from_gguf(metadata, tensor_names, spec.hidden_size)
-    return seeing(spec, _SEEING, vision, wide=True)

@@ -7,7 +7,8 @@ from math import isqrt
 from typing import Any
 
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
-from pagoda.arch.spec import VisionSpec, WeightRule
+from pagoda.arch.spec import WeightRule
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import UnsupportedModelError
 from pagoda.weights.checkpoint import TensorInfo
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
-from pagoda.arch.spec import VisionSpec, WeightRule
+from pagoda.arch.spec import WeightRule
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 
 _MAX_PATCH = 256

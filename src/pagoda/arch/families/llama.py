@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.pixtral import with_gguf_tower
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, with_experts
 from pagoda.arch.names import Traits
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
@@ -66,7 +67,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     # llama.cpp's LlamaModel.permute interleaves q and k rows (conversion/llama.py).
     spec = spec_from_gguf(reader, tokenizer, name, traits, tensor_names, interleaved=True)
     if not count:
-        return spec
+        # Mistral Small 3 in files of 2025.
+        return with_gguf_tower(spec, metadata, tensor_names)
     top_k = reader.integer("expert_used_count", count)
     experts = _experts(count, top_k, reader.integer("feed_forward_length", MAX_WIDTH))
     # Files of before April 2024 have a tensor for each expert.

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.internvl_vision import with_gguf_tower
 from pagoda.arch.names import Traits
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, Reader, config_reader
 from pagoda.arch.spec import ModelSpec
@@ -19,7 +20,8 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
     reader = Reader(metadata, "GGUF metadata", "qwen2.")
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
-    return spec_from_gguf(reader, tokenizer, "Qwen2ForCausalLM", _TRAITS, tensor_names)
+    spec = spec_from_gguf(reader, tokenizer, "Qwen2ForCausalLM", _TRAITS, tensor_names)
+    return with_gguf_tower(spec, metadata, tensor_names)
 
 
 def layer_windows(reader: Reader) -> tuple[int | None, ...]:

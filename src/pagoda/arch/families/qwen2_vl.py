@@ -20,7 +20,8 @@ from pagoda.arch.families.qwen_vision import (
 )
 from pagoda.arch.names import Traits, linear_rules
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
-from pagoda.arch.spec import ModelSpec, VisionSpec, WeightRule
+from pagoda.arch.spec import ModelSpec, WeightRule
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import UnsupportedModelError
 
 _TRAITS = Traits(qkv_bias=True)

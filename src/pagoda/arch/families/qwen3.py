@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.internvl_vision import with_gguf_tower
 from pagoda.arch.families.qwen2 import layer_windows
 from pagoda.arch.names import Traits
 from pagoda.arch.read import Reader, config_reader
@@ -22,4 +23,5 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     reader = Reader(metadata, "GGUF metadata", "qwen3.")
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     traits = Traits(qk_norm=True)
-    return spec_from_gguf(reader, tokenizer, "Qwen3ForCausalLM", traits, tensor_names)
+    spec = spec_from_gguf(reader, tokenizer, "Qwen3ForCausalLM", traits, tensor_names)
+    return with_gguf_tower(spec, metadata, tensor_names)

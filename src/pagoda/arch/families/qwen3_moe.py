@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.internvl_vision import with_gguf_tower
 from pagoda.arch.families.qwen2 import layer_windows
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, single_rules, with_experts
 from pagoda.arch.names import Traits
@@ -42,7 +43,8 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
         # llama.cpp renormalizes for this architecture, whatever norm_topk_prob was.
         renormalize=True,
     )
-    return with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    spec = with_experts(spec, experts, range(len(spec.layers)), gguf_rules(experts))
+    return with_gguf_tower(spec, metadata, tensor_names)
 
 
 def sparse_layers(reader: Reader) -> list[int]:

@@ -8,14 +8,8 @@ from typing import Any
 
 from pagoda.arch.names import linear_rules
 from pagoda.arch.read import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, Reader
-from pagoda.arch.spec import (
-    Activation,
-    AttentionSpec,
-    LayerSpec,
-    RopeSpec,
-    VisionSpec,
-    WeightRule,
-)
+from pagoda.arch.spec import Activation, AttentionSpec, LayerSpec, RopeSpec, WeightRule
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import CheckpointError, UnsupportedModelError
 
 _ACTIVATIONS: dict[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}

@@ -1,10 +1,12 @@
 """What a model needs outside the engine: tokenizer, template, parser, sampling defaults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, ConfigError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.config.engine import ModelConfig
@@ -13,6 +15,7 @@ from pagoda.config.sampling import NUMBERS
 from pagoda.core.sampling import SamplingParams
 from pagoda.core.structured import StructuredOutputsParams
 from pagoda.engine.media import MediaInput
+from pagoda.text.media.base import Processor
 from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
@@ -90,7 +93,7 @@ def load_text_side(config: ModelConfig) -> TextSide:
     tokenizer = tokenizer_of(config, files)
     media = {
         kind: MediaInput(MODALITIES[kind], processor, tokenizer)
-        for kind, processor in processors_for(files).items()
+        for kind, processor in processors_of(files).items()
     }
     template = load_chat_template(
         _tokenizer_files(config, files),
@@ -110,6 +113,15 @@ def load_text_side(config: ModelConfig) -> TextSide:
         log.info("The chat template shows no tools: the system turn describes them.")
     defaults = sampling_defaults(config, files)
     return TextSide(files, tokenizer, template, parser, defaults, media)
+
+
+def processors_of(files: ModelFiles) -> Mapping[str, Processor]:
+    """By kind, of the media that a model takes; none where its checkpoint lost its tower."""
+    processors = processors_for(files)
+    if processors and files.kind == "safetensors" and files.weight_paths():
+        spec = spec_for(files.config, {}, files.checkpoint.tensors)
+        return processors if spec.vision is not None else {}
+    return processors
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:

@@ -1,4 +1,4 @@
-"""What only Gemma 3n computes, by the native kernels."""
+"""What Gemma 3n computes beside others, by the native kernels; `scale_columns` is Hunyuan's too."""
 
 from collections.abc import Sequence
 

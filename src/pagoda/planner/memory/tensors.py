@@ -17,9 +17,9 @@ from pagoda.arch.spec import (
     MlpSpec,
     ModelSpec,
     MoeSpec,
-    VisionSpec,
 )
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
+from pagoda.arch.vision import MergerSpec, VisionSpec
 from pagoda.planner.memory.recurrent import recurrent
 from pagoda.planner.memory.tensor import DRAFT_HEAD, ModelTensor, Part, linear, norm, rows_of
 
@@ -44,6 +44,9 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     if not spec.tie_word_embeddings and spec.encoder is None:
         found.append(ModelTensor("head.weight", (vocab, hidden), "head", vocabulary))
     found += _scores(spec)
+    for index, dense in enumerate(spec.pooling.dense):
+        name, rows = f"projections.{index}", rows_of(dense.out_features)
+        found += linear(name, rows, dense.in_features, dense.bias)
     if spec.vision is not None:
         tower = _sandwiched_vision if spec.vision.pooled and spec.vision.gated else _vision
         found += tower(spec.vision, hidden)
@@ -287,27 +290,40 @@ def _scores(spec: ModelSpec) -> Iterator[ModelTensor]:
 
 
 def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
-    """All of its layers have biases, but for norms that have none and that of the patches."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
-    heads, bias = Part(hidden, spec.num_heads), not spec.rms_norms
+    heads, bias, biased = Part(hidden, spec.num_heads), not spec.rms_norms, spec.block_bias
     yield ModelTensor("vision.patches.weight", (hidden, spec.patch_values), "vision")
     if spec.patch_bias:
         yield ModelTensor("vision.patches.bias", (hidden,), "vector")
     if spec.num_positions:
         yield ModelTensor("vision.positions.weight", (spec.num_positions, hidden), "table")
+    if spec.class_token:
+        yield from norm("vision.class_token", hidden)
+        yield from norm("vision.class_position", hidden)
+    if spec.patch_norm:
+        yield from norm("vision.patch_norm", hidden, bias=bias)
     up, parts = ("gate_up", rows_of(wide, wide)) if spec.gated else ("up", rows_of(wide))
     for index in range(spec.num_layers):
         block = f"vision.blocks.{index}."
         yield from norm(block + "attention_norm", hidden, bias=bias)
-        yield from _tower(block + "qkv", (heads, heads, heads), hidden)
-        yield from _tower(block + "output", rows_of(hidden), hidden, spec.num_heads)
+        qkv_bias = biased and spec.qkv_bias
+        yield from _tower(block + "qkv", (heads, heads, heads), hidden, bias=qkv_bias)
+        names = ("q_norm", "k_norm") if spec.qk_norm else ()
+        for name in (*names, *(("attention_scale", "scale") if spec.scaled else ())):
+            yield from norm(block + name, hidden)
+        yield from _tower(block + "output", rows_of(hidden), hidden, spec.num_heads, bias=biased)
         yield from norm(block + "mlp_norm", hidden, bias=bias)
-        yield from _tower(block + up, parts, hidden)
-        yield from _tower(block + "down", rows_of(hidden), wide, wide)
+        yield from _tower(block + up, parts, hidden, bias=biased)
+        yield from _tower(block + "down", rows_of(hidden), wide, wide, bias=biased)
     if spec.pooled:
         yield from norm("vision.norm", hidden, bias=True)
         yield from norm("vision.token_norm", hidden)
         yield from _tower("vision.projection", rows_of(out_size), hidden, bias=False)
+        return
+    if spec.final_norm:
+        yield from norm("vision.norm", hidden, bias=bias)
+    if spec.merger is not None:
+        yield from _narrow_merger("vision.merger.", spec, spec.merger, out_size)
         return
     yield from _merger("vision.merger.", spec, out_size, hidden)
     for index in range(len(spec.deepstack)):
@@ -319,6 +335,20 @@ def _merger(prefix: str, spec: VisionSpec, out_size: int, normed: int) -> Iterat
     yield from norm(prefix + "norm", normed, bias=not spec.rms_norms)
     yield from _tower(prefix + "up", rows_of(merged), merged)
     yield from _tower(prefix + "down", rows_of(out_size), merged, merged)
+
+
+def _narrow_merger(
+    prefix: str, spec: VisionSpec, merger: MergerSpec, out_size: int
+) -> Iterator[ModelTensor]:
+    hidden, inner = spec.hidden_size, spec.hidden_size * spec.merge**2
+    if merger.reduced:
+        yield from norm(prefix + "norm", hidden)
+        yield from _tower(prefix + "reduce", rows_of(hidden), inner, inner, bias=False)
+        inner = hidden
+    else:
+        yield from norm(prefix + "norm", inner, bias=True)
+    yield from _tower(prefix + "up", rows_of(out_size), inner, bias=merger.bias)
+    yield from _tower(prefix + "down", rows_of(out_size), out_size, out_size, bias=merger.bias)
 
 
 def _sandwiched_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
-from pagoda.arch.spec import ModelSpec, VisionSpec
+from pagoda.arch.spec import ModelSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import EngineConfig
 from pagoda.config.modality import MODALITIES
@@ -79,6 +80,8 @@ def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: 
     1024 tokens of Qwen3-VL-2B's tower: 210 MiB (368 predicted, without what is kept).
     """
     patches = max_tokens * vision.merge**2
+    if vision.class_token:  # one tile at a time
+        patches = min(patches, vision.num_positions) + 1
     per_patch = 2 * 4 * vision.patch_values
     wide = (3 if vision.gated else 2) * vision.intermediate_size
     per_patch += (12 * vision.hidden_size + wide) * max(width, 4)

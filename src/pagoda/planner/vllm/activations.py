@@ -4,7 +4,8 @@ structure is read from its code, their factors are measured (see `setup.VERSIONS
 from dataclasses import dataclass
 from math import floor, sqrt
 
-from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec, VisionSpec
+from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
+from pagoda.arch.vision import VisionSpec
 from pagoda.planner.estimate import Estimate
 from pagoda.planner.vllm.setup import Run
 from pagoda.planner.vllm.weights import padded_experts
@@ -77,7 +78,8 @@ def profiled_encoder(spec: ModelSpec, run: Run) -> Encoder | None:
     if run.version.is_v0:
         return None
     vision = spec.vision
-    if vision is None:
+    # What it profiles Mistral's and InternVL's towers with is not modelled.
+    if vision is None or (vision.temporal_patch == 1 and not vision.pooled):
         return None
     if vision.pooled:
         # Gemma 3 has no films, and pictures of one size.

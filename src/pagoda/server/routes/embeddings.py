@@ -115,7 +115,8 @@ def _fields(head: ReplyHead) -> dict[str, Any]:
 
 
 def _size(served: ServedModel) -> int:
-    return served.client.ready.hidden_size if served.client.ready is not None else 0
+    ready = served.client.ready
+    return 0 if ready is None else ready.pooling.vector_size(ready.hidden_size)
 
 
 def _normalize(body: VectorBody) -> bool | None:
@@ -130,7 +131,8 @@ def _pooled(raw: bytes, task: str, served: ServedModel, body: PoolingRequest) ->
     if task == "classify":
         return scores(raw, served.pooling, body.use_activation)
     if task == "token_embed":
-        return token_embeddings(raw, _size(served), served.pooling, _normalize(body))
+        size = 0 if served.client.ready is None else served.client.ready.hidden_size
+        return token_embeddings(raw, size, served.pooling, _normalize(body))
     return _vector(raw, served, body)
 
 

@@ -102,12 +102,13 @@ class _Published:
     std: tuple[float, ...]
 
 
-_QWEN3 = _Published(16, 1 << 16, 1 << 24, (0.5,) * 3, (0.5,) * 3)
-# image_processing_qwen2_vl.py; mean and deviation are CLIP's.
-_QWEN2 = _Published(
-    14, 56 * 56, 1280 * 28 * 28, (0.48145466, 0.4578275, 0.40821073),
+CLIP_MEAN, CLIP_STD = (
+    (0.48145466, 0.4578275, 0.40821073),
     (0.26862954, 0.26130258, 0.27577711),
-)  # fmt: skip
+)
+_QWEN3 = _Published(16, 1 << 16, 1 << 24, (0.5,) * 3, (0.5,) * 3)
+# image_processing_qwen2_vl.py
+_QWEN2 = _Published(14, 56 * 56, 1280 * 28 * 28, CLIP_MEAN, CLIP_STD)
 # A GGUF has no bounds: those of the published preprocessor_config.json.
 _QWEN2_GGUF = replace(_QWEN2, max_pixels=16384 * 28 * 28)
 

@@ -39,6 +39,9 @@ class Piece:
     seconds_on: float | None = None
     """How much later it is than the piece right before it, whose film it goes on with; None: it is
     a picture, or begins a film."""
+    row: int | None = None
+    """Its tokens lie in rows of so many, between which stands the processor's `between`, one of
+    `num_tokens` each time; None: all of them are its own."""
 
     @cached_property
     def content_hash(self) -> str:
@@ -107,6 +110,8 @@ class Processor(ABC):
     begin: str = ""
     end: str = ""
     """Texts of tokens that a prompt is given around a piece's."""
+    between: str = ""
+    """Likewise between rows of a piece's (`Piece.row`)."""
     encoder: str
     """The kind whose encoder reads the pieces."""
 

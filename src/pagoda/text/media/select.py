@@ -1,6 +1,6 @@
 """Which processors a model's media take: its architecture, or its projector, says."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from pagoda.arch.read import Reader
 from pagoda.base.registry import attribute
@@ -8,6 +8,8 @@ from pagoda.config.modality import MODALITIES, Modality
 from pagoda.text.media.base import Loader, Processor
 from pagoda.weights.files import ModelFiles
 from pagoda.weights.jsonfile import read_json
+
+_COMMON = "processor_config.json"
 
 
 def loader_of(modality: Modality) -> Loader:
@@ -50,10 +52,14 @@ def processors_for(
 
 
 def _reader(files: ModelFiles, modality: Modality) -> Reader:
+    """The first file with settings of this kind, below what processor_config.json says of all."""
+    common = files.folder / _COMMON
+    shared = read_json(common) if common.is_file() else {}
     for name in modality.settings:
         path = files.folder / name
         if path.is_file():
-            whole = Reader(read_json(path), name)
+            found = read_json(path)
             # processor_config.json keeps those of several media apart.
-            return whole.section(f"{modality.kind}_processor") or whole
-    return Reader({}, modality.settings[0])
+            own = found.get(f"{modality.kind}_processor")
+            return Reader({**(own if isinstance(own, Mapping) else found), **shared}, name)
+    return Reader(shared, modality.settings[0])

@@ -14,7 +14,8 @@ AnyMarkup = Markup | Harmony
 _HERE = "pagoda.text.parsers"
 _NAMES = (
     "gemma4", "hermes", "qwen3_coder", "harmony", "deepseek_r1", "deepseek_v3", "deepseek_v32",
-    "llama3", "mistral", "seed_oss", "command", "ernie45", "kimi_k2", "lfm2", "generic",
+    "llama3", "mistral", "seed_oss", "command", "ernie45", "hunyuan_a13b", "kimi_k2", "lfm2",
+    "generic",
 )  # fmt: skip
 # vLLM's names for the same markup
 _ALIASES = {
@@ -65,6 +66,7 @@ _SIGNS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("command", lambda text: "<|START_ACTION|>" in text),
     ("kimi_k2", lambda text: "<|tool_call_argument_begin|>" in text),
     ("lfm2", lambda text: "<|tool_list_start|>" in text or '"List of tools: ["' in text),
+    ("hunyuan_a13b", lambda text: "<answer>" in text and "</answer>" in text),
     ("generic", lambda text: "<tool_calls>" in text),
     ("ernie45", lambda text: "<response>" in text and _hermes(text)),
     ("hermes", _hermes),

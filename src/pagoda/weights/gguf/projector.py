@@ -11,8 +11,18 @@ from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 log = get_logger(__name__)
 
 # Models of these architectures are looked after for a tower; others have none that is known here.
-_SEEING = frozenset(("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4"))
+_SEEING = frozenset(
+    ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4", "mistral3")
+)
+# So are these, of which some only have towers that are known: these kinds.
+_SOME_SEEING = {
+    "llama": ("pixtral",),
+    "qwen2": ("internvl",),
+    "qwen3": ("internvl",),
+    "qwen3moe": ("internvl",),
+}
 _WIDTH = "clip.vision.projection_dim"
+_KIND = "clip.projector_type"
 
 
 def find_projector(model: Path, named: str | None) -> Path | None:
@@ -28,17 +38,18 @@ def find_projector(model: Path, named: str | None) -> Path | None:
         raise ConfigError(f"--mmproj {named}: there is no such file.")
     metadata = GgufCheckpoint(model).metadata
     architecture = metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _SEEING:
+    kinds = _SOME_SEEING.get(str(architecture))
+    if architecture not in _SEEING and kinds is None:
         if named is not None:
             raise ConfigError(f"--mmproj {named}: the model ({architecture}) takes no images here.")
         return None
     width = metadata.get(f"{architecture}.embedding_length")
     if named is not None:
         path = Path(named)
-        if _width(path) != width:
+        if not _fits(path, width, kinds):
             raise ConfigError(f"--mmproj {named} is made for another model than {model.name}.")
         return path
-    fitting = [path for path in beside if _width(path) == width]
+    fitting = [path for path in beside if _fits(path, width, kinds)]
     best = best_projector([path.name for path in fitting])
     if best is None:
         return None
@@ -46,10 +57,12 @@ def find_projector(model: Path, named: str | None) -> Path | None:
     return model.parent / best
 
 
-def _width(path: Path) -> Any:
-    """The width of the embeddings that a projector gives; None for a file that is none."""
+def _fits(path: Path, width: Any, kinds: tuple[str, ...] | None) -> bool:
+    """Whether a file is a projector whose embeddings have that width, and of such a kind (None:
+    any)."""
     try:
-        return GgufCheckpoint(path).metadata.get(_WIDTH)
+        metadata = GgufCheckpoint(path).metadata
     except CheckpointError as error:
         log.warning("%s", error)
-        return None
+        return False
+    return metadata.get(_WIDTH) == width and (kinds is None or metadata.get(_KIND) in kinds)

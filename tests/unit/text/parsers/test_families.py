@@ -378,6 +378,17 @@ ERNIE = {
         [thought("Hm."), ("weather", PARIS)],
     ),
 }
+HUNYUAN = {
+    "thought and text": (
+        "<think>\nHm.\n</think>\n<answer>\nHi.\n</answer>",
+        [thought("\nHm.\n"), text("\n\nHi.\n")],
+    ),
+    "two calls": (
+        '<think>Hm.</think><answer><tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}'
+        ', {"name": "now", "arguments": {}}]</tool_calls></answer>',
+        [thought("Hm."), ("weather", PARIS), ("now", "{}")],
+    ),
+}
 CASES = [
     pytest.param(family, reply, expected, id=f"{family}: {name}")
     for family, table in {
@@ -393,6 +404,7 @@ CASES = [
         "seed_oss": SEED_OSS,
         "command": COMMAND,
         "ernie45": ERNIE,
+        "hunyuan_a13b": HUNYUAN,
         "kimi_k2": KIMI,
         "lfm2": LFM2,
         "generic": GENERIC,

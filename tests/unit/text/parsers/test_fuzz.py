@@ -47,6 +47,7 @@ PIECES = {
              'false">', "2",
              "</｜DSML｜parameter>", "<｜DSML", "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"],
     "ernie": ["<response>", "</response>", "<resp"],
+    "hunyuan": ["<answer>", "</answer>", "<ans", "<tool_calls>", "</tool_calls>", "[", "]"],
     "mistral": ["[THINK]", "[/THINK]", "[TOOL_CALLS]", "now", "[ARGS]", "[TOOL_", "CALLS]",
                 "[CALL_ID]a1[ARGS]"],
 }  # fmt: skip
@@ -66,6 +67,7 @@ USED = {
     "seed_oss": ["seed", "xml"],
     "command": ["command"],
     "ernie45": ["think", "json", "hermes", "xml", "glm", "ernie"],
+    "hunyuan_a13b": ["think", "json", "hunyuan"],
     "generic": ["think", "hermes", "xml", "glm", "json", "gemma4", "deepseek", "mistral"],
 }
 PROMPTS = st.sampled_from(

@@ -213,7 +213,8 @@ async def _vectors(
     served = asked.served
     check_embeds(served)
     ready = served.client.ready
-    check_dimensions(dimensions, 0 if ready is None else ready.hidden_size, served.pooling)
+    size = 0 if ready is None else ready.pooling.vector_size(ready.hidden_size)
+    check_dimensions(dimensions, size, served.pooling)
     if not given:
         return None
     fields = {"model": body.model, "input": given, "truncate_prompt_tokens": -1 if cuts else None}
