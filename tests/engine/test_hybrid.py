@@ -21,7 +21,7 @@ END_OF_TURN = 7
 FAMILIES = {
     "qwen3_5": tiny.QWEN3_5, "gpt_oss": tiny.GPT_OSS, "gemma4": tiny.GEMMA4_MOE,
     "gemma4_e": tiny.GEMMA4_E, "llama4": tiny.LLAMA4, "deepseek_v3": tiny.DEEPSEEK_V3,
-    "lfm2": tiny.LFM2,
+    "lfm2": tiny.LFM2, "granite4": tiny.GRANITE4_HYBRID,
 }  # fmt: skip
 
 

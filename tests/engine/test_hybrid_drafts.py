@@ -19,7 +19,7 @@ from tests.models import tiny
 from tests.plans import propose
 
 COUNT = 20
-FAMILIES = {"qwen3_5": tiny.QWEN3_5, "lfm2": tiny.LFM2}
+FAMILIES = {"qwen3_5": tiny.QWEN3_5, "lfm2": tiny.LFM2, "nemotron_h": tiny.NEMOTRON_H}
 LENGTHS = [5, 17, 33, 50, 70, 90]
 SAMPLING = [{"temperature": 0.0}, {"temperature": 0.9, "top_p": 0.95, "seed": 3}]
 pytestmark = pytest.mark.skipif(

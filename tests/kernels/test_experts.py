@@ -127,6 +127,16 @@ def random_experts(count: int, hidden: int, size: int, bias: bool):
     return up, down
 
 
+def expected_of_one_matrix(x, ids, weights, up, down) -> np.ndarray:
+    """In fp64: relu(up(x))^2 for what is gated."""
+    up, down = up.weight.double().numpy(), down.weight.double().numpy()
+    out = np.zeros(tuple(x.shape))
+    for row, token in enumerate(x.double().numpy()):
+        for expert, weight in zip(ids[row].tolist(), weights[row].tolist(), strict=True):
+            out[row] += weight * (down[expert] @ np.maximum(up[expert] @ token, 0) ** 2)
+    return out
+
+
 GATINGS = {
     "silu": ops.Gating(),
     "gelu": ops.Gating(activation="gelu_tanh"),
@@ -147,6 +157,16 @@ def test_reference_mix(gating, bias):
         )
         expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], first, inputs)
         np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_matrix_is_gate_and_up():
+    torch.manual_seed(1)
+    up, down = random_experts(6, 24, 10, bias=False)
+    up, x = ops.PlainExperts(up.weight[:, :10], None), torch.randn(9, 24) * 2
+    ids, weights, _ = ref.route(torch.randn(9, 6), 3, "sigmoid", False)
+    out = ops.mix_experts(x, ops.Routed(ids, weights), up, down, ops.Gating(activation="relu"))
+    expected = expected_of_one_matrix(x, ids, weights, up, down)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_half_precision_sums_in_fp32():

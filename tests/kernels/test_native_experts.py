@@ -13,6 +13,7 @@ from tests.kernels.test_experts import (
     check_corrected_route,
     check_route,
     expected_mix,
+    expected_of_one_matrix,
     random_experts,
 )
 
@@ -95,6 +96,19 @@ def test_equals_definition(native, gating, count, hidden, size, top_k):
             )
             expected = expected_mix(x, ids, weights, up, down, GATINGS[gating], 0, inputs)
             np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 600])  # more pairs than one round has
+def test_one_matrix_is_gate_and_up(native, tokens):
+    torch.manual_seed(1)
+    up, down = random_experts(6, 24, 21, bias=False)
+    up, x = ops.PlainExperts(up.weight[:, :21], None), torch.randn(tokens, 24) * 2
+    ids, weights, _ = ref.route(torch.randn(tokens, 6), 3, "sigmoid", False)
+    packed_up, packed_down = pack(up.weight, 1, None), pack(down.weight, 1, None)
+    gating, routed = ops.Gating(activation="relu"), ops.Routed(ids, weights)
+    out = ops.mix_experts(x, routed, packed_up, packed_down, gating)
+    expected = expected_of_one_matrix(x, ids, weights, up, down)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
 
 
 def test_other_ranks_experts_add_nothing(native):

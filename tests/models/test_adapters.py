@@ -31,6 +31,11 @@ FAMILIES = {
     "qwen3_5": (tiny.QWEN3_5, (*TARGETS, *DELTA_NET)),
     "lfm2": (tiny.LFM2, ("q_proj", "out_proj", "in_proj", "w1", "w2")),
     "qwen3_5_moe": (tiny.QWEN3_5_MOE, ("q_proj", "v_proj", "o_proj")),
+    # A layer here is two blocks there.
+    "nemotron_h": (
+        tiny.NEMOTRON_H,
+        ("q_proj", "o_proj", "in_proj", "out_proj", "up_proj", "down_proj"),
+    ),
 }
 
 
@@ -89,6 +94,15 @@ def test_beside_a_gguf(family: str, form: str, storage: str, tmp_path):
     where = tmp_path / "a.gguf"
     saved = adapter.save_peft(tmp_path / "a") if form == "peft" else adapter.save_gguf(where)
     adapters.load(0, [(open_adapter(saved), 1.0)])
+    close(logits(model, 0), adapter.merged_into(reference))
+
+
+def test_rows_that_the_converter_turns_though_nothing_is_rotated(tmp_path):
+    reference, path = tiny.make("granite4", **tiny.GRANITE4_HYBRID), tmp_path / "model.gguf"
+    tiny_gguf.write(path, reference, lambda name: Storage.F32)
+    adapter = TinyAdapter(reference, targets=("q_proj", "k_proj", "o_proj"))
+    model, adapters = with_room(path)
+    adapters.load(0, [(open_adapter(adapter.save_peft(tmp_path / "a")), 1.0)])
     close(logits(model, 0), adapter.merged_into(reference))
 
 

@@ -31,6 +31,7 @@ CHANGES = {
     "glm4_moe_lite": tiny.GLM4_MOE_LITE, "youtu": tiny.LATENT,
     "glm4_moe": tiny.GLM4_MOE, "glm4": {"head_dim": 16},
     "lfm2": {**tiny.LFM2, "conv_bias": True}, "lfm2_moe": tiny.LFM2_MOE,
+    "bamba": tiny.BAMBA, "nemotron_h": tiny.NEMOTRON_H_MIXED,
 }  # fmt: skip
 
 
@@ -45,6 +46,20 @@ def test_parameters_are_those_of_transformers(family: str, tied: bool):
     assert sum(tensor.elements for tensor in found) == model.num_parameters() + buffers
     names = [tensor.name for tensor in found]
     assert sorted(names) == sorted(rule.param for rule in spec.expanded_weights())
+
+
+@pytest.mark.parametrize("experts", [0, 6])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_hybrid_of_mamba_holds_what_is_predicted(experts: int, size: int):
+    changes = {"num_local_experts": experts, "mamba_n_groups": 2, "vocab_size": 210}
+    model = tiny.make("granite4", **{**tiny.GRANITE4_HYBRID, **changes})
+    spec = _spec(model)
+    found = model_tensors(spec)
+    assert sum(tensor.elements for tensor in found) == model.num_parameters()
+    assert sorted(x.name for x in found) == sorted(x.param for x in spec.expanded_weights())
+    rank = build_model(spec, Dummy(), dtype=torch.float32, device="cpu", parallel=Parallel(0, size))
+    shapes = [tensor.rank_shape(size, whole_experts=True) for tensor in found]
+    assert rank.nbytes == 4 * sum(map(prod, shapes))
 
 
 @pytest.mark.parametrize(
@@ -80,6 +95,7 @@ def test_tables_by_position_take_what_is_predicted(family: str):
         "glm_moe_dsa",
         "lfm2",
         "lfm2_moe",
+        "nemotron_h",
     ],
 )
 def test_a_rank_holds_what_is_predicted(family: str, size: int):

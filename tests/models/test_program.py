@@ -60,6 +60,8 @@ MODELS = {
     "qwen3.5": ("qwen3_5", tiny.QWEN3_5),
     "qwen3.5 moe": ("qwen3_5_moe", tiny.QWEN3_5_MOE),
     "qwen3-next": ("qwen3_next", tiny.QWEN3_5_MOE),
+    "granite 4 hybrid": ("granite4", tiny.GRANITE4_HYBRID),
+    "nemotron-h": ("nemotron_h", tiny.NEMOTRON_H_MIXED),
     "lfm2": ("lfm2", tiny.LFM2),
     "lfm2 moe": ("lfm2_moe", tiny.LFM2_MOE),
 }

@@ -58,6 +58,7 @@ FAMILIES = {
     "mistral": {"sliding_window": 13},
     "mistral3": {},
     "mixtral": tiny.MIXTRAL,
+    "nemotron_h": {**tiny.NEMOTRON_H_MIXED, "n_groups": 4, "n_routed_experts": 8},
     "olmo2": {},
     "olmo3": tiny.OLMO3,
     "phi3": {},

@@ -136,6 +136,7 @@ CASES = {
         "granite_moe_shared", {**tiny.GRANITE_MOE, "shared_intermediate_size": 48},
     ),
     "granite 4": ("granite4", GRANITE4),
+    "bamba": ("bamba", tiny.BAMBA),
     "granite 4 unrotated": ("granite4", {**GRANITE4, "position_embedding_type": None}),
     "qwen2": ("qwen2", {}),
     "qwen2 tied": ("qwen2", {"tie_word_embeddings": True}),

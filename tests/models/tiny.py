@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     DeepseekV2Config,
@@ -71,6 +73,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -140,6 +144,7 @@ def _gemma4(num_positions: int = 256, clipped: bool = False, **text) -> Gemma4Co
 
 
 FAMILIES = {
+    "bamba": (BambaConfig, BambaForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
@@ -172,6 +177,7 @@ FAMILIES = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "mistral3": (_mistral3, Mistral3ForConditionalGeneration),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
@@ -322,6 +328,32 @@ HUNYUAN = {
     },
 }  # fmt: skip
 HUNYUAN_MOE = {**HUNYUAN, "num_experts": 6, "moe_topk": 2, "intermediate_size": 32}
+GRANITE4_HYBRID = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.2,
+    "logits_scaling": 1.5, "num_hidden_layers": 4, "intermediate_size": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 48,
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 24,
+}  # fmt: skip
+BAMBA = {
+    "num_hidden_layers": 4, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_head": 16,
+    "mamba_d_state": 24,
+}  # fmt: skip
+NEMOTRON_H = {
+    "layers_block_type": [
+        "linear_attention", "mlp", "linear_attention", "full_attention", "mlp", "linear_attention",
+    ],
+    "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 2,
+}  # fmt: skip
+NEMOTRON_H_MOE = {
+    **NEMOTRON_H, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 64, "routed_scaling_factor": 2.5,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+}  # fmt: skip
+NEMOTRON_H_MIXED = {
+    **NEMOTRON_H_MOE,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+}
 MINIMAX_M2 = {
     "num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16,
     "rope_parameters": {

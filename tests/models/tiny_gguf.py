@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.models import tiny_gguf_latent as latent
+from tests.models import tiny_gguf_mamba as mamba
 
 _TENSORS = {
     "model.embed_tokens": "token_embd",
@@ -112,9 +113,10 @@ _TENSORS = {
     "mlp.w3": "ffn_up",
     "mlp.w2": "ffn_down",
     "mlp.expert_bias": "exp_probs_b",
+    **mamba.TENSORS,
 }
 _PERMUTED = ("llama", "smollm3", "granite", "ministral3", "mixtral",
-             "granitemoe", "granitemoeshared")  # fmt: skip
+             "granitemoe", "granitemoeshared", *mamba.TYPES)  # fmt: skip
 _MOE = ("qwen3_moe", "gpt_oss", "llama4_text", "mixtral", "glm4_moe", "ernie4_5_moe",
         "granitemoe", "granitemoeshared", "minimax_m2", "lfm2_moe", "hunyuan_v1_moe",
         *set(latent.TYPES) - {"youtu"})  # fmt: skip
@@ -129,11 +131,14 @@ _ARCHS = {
     "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "ministral3": "mistral3",
     "llama4_text": "llama4", "gemma3_text": "gemma3", "gemma3n_text": "gemma3n",
     "gemma4_text": "gemma4",
+    "granitemoehybrid": "granitehybrid",
     "mixtral": "llama", "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "minimax_m2": "minimax-m2", "lfm2_moe": "lfm2moe", "olmo3": "olmo2", "glm4_moe": "glm4moe",
     **latent.ARCHS,
 }  # fmt: skip
+_PLAIN = ("ffn_gate_inp", "altup", "laurel", "shortconv.conv", "ssm_conv1d", "_norm.", "ssm_a",
+          "ssm_d")  # fmt: skip
 Storage = gguf.GGMLQuantizationType
 
 
@@ -153,24 +158,21 @@ def write(
     """
     config = model.config
     arch = _ARCHS.get(config.model_type, config.model_type)
+    arch += "_moe" * (config.model_type == "nemotron_h" and "moe" in config.layer_types)
     writer = gguf.GGUFWriter(path, arch)
     _write_metadata(writer, model.config, joined=joined)
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
     for name, weight in _all_tensors(state, model.config, joined=joined):
-        stored_name = _stored_name(name, arch)
-        values = weight.numpy()
+        stored_name = _stored_name(name, model.config, arch)
+        values = mamba.there(name, weight.numpy(), config)
         heads = _permuted_heads(name, model.config)
         if heads:
             values = _permute(values, heads)
         one = config.model_type in _DIFFER_FROM_1 and name.endswith("norm.weight")
         values = values + 1 if one else values
-        plain = (
-            values.ndim == 1
-            or name.endswith("bias")
-            or any(x in stored_name for x in ("ffn_gate_inp", "altup", "laurel", "shortconv.conv"))
-        )
+        plain = values.ndim == 1 or name.endswith("bias") or any(x in stored_name for x in _PLAIN)
         storage = Storage.F32 if plain else storage_of(stored_name)
         raw = gguf.quantize(np.ascontiguousarray(values), storage)
         if stacked or "_exps." not in stored_name:
@@ -179,9 +181,11 @@ def write(
             for expert, matrix in enumerate(raw):
                 own_name = stored_name.replace("_exps", f".{expert}")
                 writer.add_tensor(own_name, matrix, raw_dtype=storage)
-        seen = gguf.dequantize(raw, storage).reshape(values.shape) - one
-        weight.copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
-    _write_rope_factors(writer, model.config)
+        if not plain:
+            seen = gguf.dequantize(raw, storage).reshape(values.shape)
+            weight.copy_(torch.from_numpy(_unpermute(seen, heads) if heads else seen.copy()))
+    if config.model_type not in mamba.TYPES:
+        _write_rope_factors(writer, model.config)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -228,6 +232,9 @@ def tensors(state: dict, model_type: str) -> Iterator[tuple[str, torch.Tensor]]:
         else:
             # transformers keeps experts as parameters of one tensor each.
             kind, bias = kind.removesuffix("_bias"), kind.endswith("_bias")
+            if model_type == "nemotron_h":
+                yield f"{name}.weight", weight
+                continue
             if model_type in ("gpt_oss", "llama4_text") and not bias:
                 weight = weight.transpose(1, 2)
             end = ".bias" if bias else ".weight"
@@ -284,6 +291,8 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         latent.write_metadata(writer, config, joined=joined)
     elif config.model_type in ("lfm2", "lfm2_moe"):
         _write_lfm2(writer, config)
+    elif config.model_type in mamba.TYPES:
+        mamba.write_metadata(writer, config)
     else:
         writer.add_head_count(config.num_attention_heads)
         writer.add_head_count_kv(config.num_key_value_heads)
@@ -292,9 +301,12 @@ def _write_metadata(writer: gguf.GGUFWriter, config, *, joined: bool) -> None:
         writer.add_logit_scale(config.logit_scale)
         writer.add_sliding_window(config.sliding_window)
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
-    elif config.model_type not in ("lfm2", "lfm2_moe"):
+    elif config.model_type not in ("lfm2", "lfm2_moe", "nemotron_h"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
+    if config.model_type == "nemotron_h":
+        mamba.write_head_dim(writer, config)
+        return
     rope = config.rope_parameters
     if config.model_type == "olmo3":
         writer.add_sliding_window(config.sliding_window)
@@ -463,11 +475,14 @@ def _unpermute(values: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
 
 
-def _stored_name(name: str, arch: str) -> str:
+def _stored_name(name: str, config, arch: str) -> str:
+    if config.model_type in mamba.TYPES and (number := mamba.number_name(name)):
+        return number
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, stem = stem.removeprefix("model.layers.").partition(".")
         stem = stem.replace("feed_forward.", "mlp.")
-        stored = _OWN.get(arch, {}).get(stem) or _TENSORS[stem]
+        own = mamba.DENSE if mamba.is_dense(config) else _OWN.get(arch, {})
+        stored = own.get(stem) or _TENSORS[stem]
         return f"blk.{layer}.{stored}.{kind}"
     return f"{_TENSORS[stem]}.{kind}"

@@ -38,8 +38,8 @@ _GGUF_NAMES = {
 _TURNED_BY_CONVERTER = frozenset(
     (
         "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "SmolLM3ForCausalLM",
-        "GraniteForCausalLM", "GraniteMoeForCausalLM", "Mistral3ForConditionalGeneration",
-        "Ministral3ForCausalLM",
+        "GraniteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
+        "GraniteMoeHybridForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM",
     )
 )  # fmt: skip
 _OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")

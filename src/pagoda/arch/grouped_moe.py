@@ -17,8 +17,8 @@ from pagoda.base.errors import UnsupportedModelError
 
 SOFTMAX, SIGMOID = 1, 2
 """GGUF's numbers for them."""
-_GROUPS = ("n_group", "topk_group")
-_GGUF_GROUPS = ("expert_group_count", "expert_group_used_count")
+CONFIG_GROUPS = ("n_group", "topk_group")
+GGUF_GROUPS = ("expert_group_count", "expert_group_used_count")
 
 
 def with_config_experts(
@@ -40,7 +40,7 @@ def with_config_experts(
         top_k=top_k,
         size=reader.integer("moe_intermediate_size", MAX_WIDTH),
         shared=reader.integer("n_shared_experts", MAX_EXPERTS, 1, minimum=0),
-        groups=_groups(reader, _GROUPS, count, top_k) if grouped else (1, 1),
+        groups=expert_groups(reader, CONFIG_GROUPS, count, top_k) if grouped else (1, 1),
         corrected=corrected,
         renormalize=reader.flag("norm_topk_prob", renormalize),
         scale=reader.number("routed_scaling_factor", 1.0),
@@ -75,7 +75,7 @@ def with_gguf_experts(spec: ModelSpec, reader: Reader, scoring: int) -> ModelSpe
         top_k=top_k,
         size=reader.integer("expert_feed_forward_length", MAX_WIDTH),
         shared=reader.integer("expert_shared_count", MAX_EXPERTS, 0, minimum=0),
-        groups=_groups(reader, _GGUF_GROUPS, count, top_k),
+        groups=expert_groups(reader, GGUF_GROUPS, count, top_k),
         corrected=scoring == SIGMOID,
         renormalize=reader.flag("expert_weights_norm", False),
         scale=reader.number("expert_weights_scale", 1.0),
@@ -84,7 +84,9 @@ def with_gguf_experts(spec: ModelSpec, reader: Reader, scoring: int) -> ModelSpe
     return with_experts(spec, experts, range(first, len(spec.layers)), gguf_rules(experts))
 
 
-def _groups(reader: Reader, names: tuple[str, str], count: int, top_k: int) -> tuple[int, int]:
+def expert_groups(
+    reader: Reader, names: tuple[str, str], count: int, top_k: int
+) -> tuple[int, int]:
     """(groups of the experts, those that are open to choice), by the names of these numbers."""
     lying, opened = names
     num_groups = reader.integer(lying, 64, 1)

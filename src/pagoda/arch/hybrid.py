@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pagoda.arch.read import Reader
 from pagoda.arch.recurrent import RecurrentSpec
@@ -44,3 +45,17 @@ def recurrent_layers(reader: Reader, num_layers: int, kinds: Mapping[str, bool])
         known = " or ".join(kinds)
         raise reader.error("layer_types", f"must name {known} for each of {num_layers} layers")
     return [kinds[kind] for kind in found]
+
+
+def attention_metadata(metadata: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """`metadata` of a GGUF with KV heads in recurrent layers too, where llama.cpp writes 0."""
+    name = "attention.head_count_kv"
+    heads = Reader(metadata, "GGUF metadata", prefix).listed(name)
+    most = max((count for count in heads if isinstance(count, int)), default=0)
+    return {**metadata, prefix + name: [count or most for count in heads]}
+
+
+def without_kv_heads(metadata: Mapping[str, Any], prefix: str) -> list[bool]:
+    """Which layers a GGUF says have none: the recurrent ones."""
+    heads = Reader(metadata, "GGUF metadata", prefix).listed("attention.head_count_kv")
+    return [count == 0 for count in heads]

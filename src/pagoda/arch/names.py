@@ -80,6 +80,18 @@ def with_pairs_side_by_side(
     )
 
 
+def renamed(rules: Iterable[WeightRule], names: Mapping[str, str]) -> tuple[WeightRule, ...]:
+    """The rules of a checkpoint that calls parts of sources' names otherwise: `.mlp.up_proj.` to
+    `.feed_forward.w3.`."""
+
+    def own(source: str) -> str:
+        for known, name in names.items():
+            source = source.replace(known, name)
+        return source
+
+    return tuple(replace(rule, sources=tuple(map(own, rule.sources))) for rule in rules)
+
+
 def with_sources(rules: Iterable[WeightRule], sources: Mapping[str, str]) -> tuple[WeightRule, ...]:
     """The rules of a checkpoint that has other names for some of a layer's parameters:
     `mlp_norm.weight` to `blk.{layer}.post_attention_norm.weight`."""

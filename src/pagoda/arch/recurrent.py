@@ -15,6 +15,9 @@ class RecurrentSpec(ABC):
 
     splits: ClassVar[Mapping[str, str]]
     """Its fields that are divided over devices, and how they are called in errors."""
+    capturable: ClassVar[bool] = True
+    """Whether a GPU's steps with it can be captured as graphs: all of its ops have kernels there,
+    none of which asks for numbers on the host."""
 
     @property
     @abstractmethod
@@ -89,3 +92,40 @@ class ShortConvSpec(RecurrentSpec):
     def inner_width(self) -> int:
         """b, c and x."""
         return 3 * self.channels
+
+
+@dataclass(frozen=True)
+class Mamba2Spec(RecurrentSpec):
+    """Mamba-2's selective state space (arXiv 2405.21060): a head's state S becomes
+    exp(rate * dt) S + b (dt x)^T with each token, and gives S^T c; a convolution makes x, b, c."""
+
+    splits = {"num_heads": "heads of Mamba-2", "num_groups": "groups of Mamba-2"}
+    capturable = False
+
+    num_heads: int
+    head_dim: int
+    state_size: int
+    num_groups: int
+    """So many runs of heads: those of one share b, c and the norm behind."""
+    conv_width: int
+    """Tokens that the causal convolution sees, the current one included."""
+    norm_eps: float
+    conv_bias: bool = True
+    bias: bool = False
+    """On the linear layers."""
+
+    @property
+    def state_shapes(self) -> tuple[Shape, ...]:
+        """The convolution's inputs, and a matrix for each head."""
+        channels = self.inner_size + 2 * self.num_groups * self.state_size
+        return (self.conv_width - 1, channels), (self.num_heads, self.state_size, self.head_dim)
+
+    @property
+    def inner_size(self) -> int:
+        """Features of all heads' x."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def inner_width(self) -> int:
+        """The output gate, x, b and c."""
+        return 2 * (self.inner_size + self.num_groups * self.state_size)

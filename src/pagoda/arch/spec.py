@@ -16,7 +16,8 @@ from pagoda.base.errors import ConfigError
 
 AttentionKind = Literal["full", "sliding", "encoder"]
 """`encoder` sees both ways and keeps no KV; the others are causal."""
-Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
+"""`relu2` is the square of `relu` (arXiv 2109.08668)."""
 PoolingMethod = Literal["mean", "cls", "last", "max"]
 
 
@@ -166,7 +167,8 @@ class MoeSpec:
     expert_scales: bool = False
     """Each expert has a number that its weights are multiplied with at last."""
     activation: Activation = "silu"
-    """activation(gate) * up."""
+    gated: bool = True
+    """down(activation(gate(x)) * up(x)); else down(activation(up(x))). So are those of `shared`."""
     clamped: ClampedSwiglu | None = None
     """What is computed instead of `activation`."""
     bias: bool = False
@@ -181,6 +183,7 @@ class LayerSpec:
     mixer: AttentionSpec | RecurrentSpec
     """What mixes tokens."""
     mlp: MlpSpec | None
+    """None where there are experts instead, or no feed-forward part at all."""
     experts: MoeSpec | None = None
     """Instead of an mlp, or beside it."""
     sandwiched: bool = False
@@ -193,6 +196,11 @@ class LayerSpec:
     """Mixer and feed-forward part have a norm before each; or one after each, of what it gives; or
     share one, and read the same; or one after each, of what it gives and what it read together; or
     one before the feed-forward part alone."""
+
+    @property
+    def feeds_forward(self) -> bool:
+        """Whether it has a feed-forward part, and that a norm."""
+        return self.mlp is not None or self.experts is not None
 
 
 @dataclass(frozen=True)

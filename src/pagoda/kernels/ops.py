@@ -93,6 +93,7 @@ Decay = delta_net.Decay
 
 causal_conv = _by_first(Ops.causal_conv)
 gated_delta_rule = _by_first(Ops.gated_delta_rule)
+state_space = _by_first(Ops.state_space)
 gated_rms_norm = _by_first(Ops.gated_rms_norm)
 activate = _by_first(Ops.activate)
 scale = _by_first(Ops.scale)

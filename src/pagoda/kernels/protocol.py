@@ -202,6 +202,18 @@ class Ops(Protocol):
         behind `query_start[-1]` are zero.
         """
 
+    def state_space(
+        self, xbc: Tensor, decay: Decay, skip: Tensor, state: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """[tokens, heads * head_dim]: what Mamba-2's states say to c after each token's x and b.
+
+        With S a head's state, per token: S = exp(rate * dt) S + b (dt x)^T; out = S^T c + skip * x,
+        where dt = softplus(decay.x + bias). xbc [tokens, channels] are x's heads, then the groups
+        of b and of c, each of which equal runs of heads share; decay.x [tokens, heads], rows any
+        stride apart; fp32 skip [heads]; state [slots, heads, state_size, head_dim]. Rows behind
+        `query_start[-1]` are zero.
+        """
+
     def gated_rms_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
         """rms_norm of each head of x [tokens, heads * size] by fp32 weight [size], times
         silu(gate); rows of the gate may lie any stride apart."""

@@ -1,7 +1,5 @@
 """A gated delta net (arXiv 2412.06464): attention's place taken by a state of constant size."""
 
-from functools import partial
-
 import torch
 from torch import nn
 
@@ -10,30 +8,9 @@ from pagoda.kernels import ops
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ColumnLinear, RowLinear, Shard
-from pagoda.layers.loading import LoadTarget, Slices, WeightedLayer, load_vector
+from pagoda.layers.loading import Slices
 from pagoda.layers.norm import RMSNorm
-from pagoda.layers.recurrent import CausalConv, state_slots
-
-
-class HeadGates(WeightedLayer):
-    """How fast each value head forgets: fp32 [heads] `rate` (negative) and `bias`."""
-
-    params = ("rate", "bias")
-
-    def __init__(self, context: LayerContext, heads: Shard):
-        super().__init__()
-        self._heads = heads
-        size = heads.local_rows
-        self.rate = torch.empty(size, dtype=torch.float32, device=context.device)
-        self.bias = torch.empty(size, dtype=torch.float32, device=context.device)
-
-    def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        load = partial(load_vector, self.rate if param == "rate" else self.bias)
-        return (LoadTarget((self._heads.rows,), load, rows=self._heads.parts),)
-
-    @property
-    def nbytes(self) -> int:
-        return self.rate.nbytes + self.bias.nbytes
+from pagoda.layers.recurrent import CausalConv, HeadGates, state_slots
 
 
 class DeltaNet(nn.Module):

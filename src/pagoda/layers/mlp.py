@@ -56,5 +56,19 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]."""
-        out: torch.Tensor = self.down(ops.activate(self.up(x), self.activation))
+        out: torch.Tensor = self.down(self._inner(x))
         return out
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """This rank's part of `forward`'s sum: [tokens, hidden] -> [tokens, hidden]."""
+        return self.down.partial(self._inner(x))
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        inner: torch.Tensor = self.up(x)
+        if self.activation == "relu2":  # x times relu(x)
+            return ops.activate_mul(inner, inner, "relu")
+        return ops.activate(inner, self.activation)
+
+
+def mlp(context: LayerContext, spec: MlpSpec, hidden_size: int) -> GatedMlp | Mlp:
+    return (GatedMlp if spec.gated else Mlp)(context, spec, hidden_size)

@@ -12,7 +12,7 @@ from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ExactLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
-from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.mlp import mlp
 from pagoda.layers.norm import Vector
 from pagoda.quant.base import ShardSource
 from pagoda.quant.experts import ExpertFormat, ExpertSizes, PackedExpertFormat, expert_format
@@ -104,7 +104,7 @@ class MixtureOfExperts(nn.Module):
         self.held = held = context.parallel.share(spec.num_experts, "experts")
         count, size = held.stop - held.start, spec.intermediate_size
         self.router = Router(context, spec, hidden_size)
-        gate_up = ExpertSizes(count, 2, size, hidden_size)
+        gate_up = ExpertSizes(count, 2 if spec.gated else 1, size, hidden_size)
         self.gate_up = ExpertMatrices(context, held, gate_up, spec.bias)
         down = ExpertSizes(count, 1, hidden_size, size)
         self.down = ExpertMatrices(context, held, down, spec.bias)
@@ -118,13 +118,14 @@ class MixtureOfExperts(nn.Module):
             self._uncorrected = torch.zeros(spec.num_experts, device=context.device)
         clamped = spec.clamped
         if clamped is None:
-            self._gating = ops.Gating(activation=spec.activation)
+            self._gating = ops.Gating(activation=_gates(spec))
         else:
             self._gating = ops.Gating(clamped.alpha, clamped.limit)
         if spec.shared is not None:
             # A layer of its own: checkpoints store it with other bits than the chosen ones.
-            mlp = MlpSpec(spec.shared.intermediate_size, spec.activation)
-            self.shared = GatedMlp(context, mlp, hidden_size)
+            size = spec.shared.intermediate_size
+            shared = MlpSpec(size, spec.activation, gated=spec.gated)
+            self.shared = mlp(context, shared, hidden_size)
 
     def forward(self, x: torch.Tensor, routed_by: torch.Tensor | None = None) -> torch.Tensor:
         """[tokens, hidden] -> [tokens, hidden]; the router reads `routed_by`, or else x."""
@@ -175,9 +176,17 @@ class MixtureOfExperts(nn.Module):
         ]
 
 
+def _gates(spec: MoeSpec) -> str:
+    """The activation of what gates: `up` itself, where there is no other matrix."""
+    if spec.gated:
+        return spec.activation
+    assert spec.activation == "relu2", spec.activation  # of what is known without gates
+    return "relu"
+
+
 def feed_forward(context: LayerContext, layer: LayerSpec, hidden_size: int) -> nn.Module:
     """The layer's experts, or its mlp where it has none."""
     if layer.experts is not None:
         return MixtureOfExperts(context, layer.experts, hidden_size)
     assert layer.mlp is not None
-    return GatedMlp(context, layer.mlp, hidden_size)
+    return mlp(context, layer.mlp, hidden_size)

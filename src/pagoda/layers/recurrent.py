@@ -62,3 +62,39 @@ class CausalConv(WeightedLayer):
     @property
     def nbytes(self) -> int:
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+
+class HeadVectors(WeightedLayer):
+    """Numbers of each head, or of each of its rows: fp32 vectors by their names."""
+
+    def __init__(self, context: LayerContext, shard: Shard, params: tuple[str, ...]):
+        super().__init__()
+        self._shard = shard
+        self._names = params
+        for name in params:
+            size = (shard.local_rows,)
+            setattr(self, name, torch.empty(size, dtype=torch.float32, device=context.device))
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        return self._names
+
+    def targets(self, param: str) -> tuple[LoadTarget, ...]:
+        load = partial(load_vector, getattr(self, param))
+        return (LoadTarget((self._shard.rows,), load, rows=self._shard.parts),)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(getattr(self, name).nbytes for name in self.params)
+
+
+class HeadGates(HeadVectors):
+    """How fast each head forgets: fp32 [heads] `rate` (negative) and `bias`; with `skip`, what it
+    says of its input at once."""
+
+    rate: torch.Tensor
+    bias: torch.Tensor
+    skip: torch.Tensor
+
+    def __init__(self, context: LayerContext, heads: Shard, *, skip: bool = False):
+        super().__init__(context, heads, ("rate", "bias", "skip") if skip else ("rate", "bias"))

@@ -1,5 +1,5 @@
 """Decoders in which layers with a state stand between those with attention: LFM2 (arXiv
-2511.23404), and Qwen3.5's language model."""
+2511.23404), Granite 4, Nemotron-H (arXiv 2504.03624), and Qwen3.5's language model."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from pagoda.arch.recurrent import DeltaNetSpec, RecurrentSpec, ShortConvSpec
+from pagoda.arch.recurrent import DeltaNetSpec, Mamba2Spec, RecurrentSpec, ShortConvSpec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
 from pagoda.layers.delta_net import DeltaNet
+from pagoda.layers.mamba2 import Mamba2
 from pagoda.layers.short_conv import ShortConv
 from pagoda.models.base import CausalLM
 from pagoda.models.llama import LlamaLayer
@@ -19,6 +20,7 @@ from pagoda.models.llama import LlamaLayer
 _MIXERS: Mapping[type[RecurrentSpec], tuple[str, Callable[..., nn.Module]]] = {
     DeltaNetSpec: ("delta_net", DeltaNet),
     ShortConvSpec: ("short_conv", ShortConv),
+    Mamba2Spec: ("mamba2", Mamba2),
 }
 
 
@@ -41,5 +43,5 @@ class HybridLayer(LlamaLayer):
         return out
 
 
-class Lfm2ForCausalLM(CausalLM):
+class HybridForCausalLM(CausalLM):
     layer_class = HybridLayer

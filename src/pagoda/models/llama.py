@@ -14,15 +14,17 @@ from pagoda.models.eagle3 import Eagle3Head
 
 
 class LlamaLayer(DecoderLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)), where there is one."""
 
     def __init__(self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int):
         super().__init__(context, spec, layer, index)
         hidden, eps = spec.hidden_size, spec.norm_eps
         self.attention_norm = RMSNorm(context, hidden, eps)
         self.add_mixer(context, spec, layer, index)
-        self.mlp_norm = RMSNorm(context, hidden, eps)
-        self.mlp = feed_forward(context, layer, hidden)
+        self.feeds_forward = layer.feeds_forward
+        if self.feeds_forward:
+            self.mlp_norm = RMSNorm(context, hidden, eps)
+            self.mlp = feed_forward(context, layer, hidden)
 
     def add_mixer(
         self, context: LayerContext, spec: ModelSpec, layer: LayerSpec, index: int
@@ -49,6 +51,8 @@ class LlamaLayer(DecoderLayer):
         else:
             hidden_states, residual = self.attention_norm.add(hidden_states, residual)
         hidden_states = self.mix(hidden_states, batch)
+        if not self.feeds_forward:
+            return hidden_states, residual
         hidden_states, residual = self.mlp_norm.add(hidden_states, residual)
         return self.mlp(hidden_states), residual
 

@@ -177,11 +177,11 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
 
 
 def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """A matrix of one row may be a vector, in the file or in the model, and matrices that lie in
-    one may be a stack in the file."""
+    """A matrix of one row may be a vector in the file, a vector in the model any shape in the file,
+    and matrices that lie in one may be a stack in the file."""
     stacked = len(found) == 3 and (found[0] * found[1], found[2]) == wanted
-    same = _flat(found) == _flat(wanted) or (1, *found) == wanted or found == (1, *wanted)
-    return same or stacked
+    vector = (prod(found),) == wanted
+    return _flat(found) == _flat(wanted) or (1, *found) == wanted or vector or stacked
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:

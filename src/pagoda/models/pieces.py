@@ -45,7 +45,7 @@ class Piece:
             span = slice(self.expert, self.expert + 1)
             vector = from_dlpack(checkpoint.read(info.name, span))
             return _chosen(vector.reshape(self.shape[1], -1), self.rows)
-        runs = None if len(info.shape) == 1 else self._runs(target)
+        runs = None if self._is_vector(info) else self._runs(target)
         if runs is None:
             chosen = _chosen(self._matrix(checkpoint, info, target, None), self.rows)
             raw = _joined([chosen[rows] for rows in target.rows or (slice(None),)], 0)
@@ -59,7 +59,7 @@ class Piece:
         self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget, rows: slice | None
     ) -> torch.Tensor:
         """These rows of the matrix, or all of them; the target's columns."""
-        if len(info.shape) == 1:
+        if self._is_vector(info):
             return from_dlpack(checkpoint.read(info.name)).reshape(self.shape[0], -1)
         span = self._span(rows, info)
         parts = [
@@ -67,6 +67,10 @@ class Piece:
             for columns in target.columns or (None,)
         ]
         return self._flat(_joined(parts, 1), info)
+
+    def _is_vector(self, info: TensorInfo) -> bool:
+        """In the file or in the model."""
+        return len(info.shape) == 1 or len(self.shape) == 1
 
     @property
     def _height(self) -> int:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts, DeviceName
@@ -174,7 +175,9 @@ def _with_captures(
     plan: MemoryPlan, attention: AttentionChoice, facts: DeviceFacts, reasons: list[Reason],
 ) -> tuple[tuple[CapturedSize, ...], MemoryPlan]:  # fmt: skip
     """The steps that are captured, and `plan` with what they take."""
-    captures = attention.captured and not config.device.enforce_eager
+    recurrent = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, RecurrentSpec)]
+    captures = attention.captured and all(mixer.capturable for mixer in recurrent)
+    captures = captures and not config.device.enforce_eager
     if facts.device == "cpu" or spec.encoder is not None or not captures:
         return (), plan
     ranks, own = config.parallel.tensor_parallel_size, _own(chosen, spec)

@@ -12,7 +12,7 @@ from pagoda.kernels.triton.products import experts
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.products.routing import group_by_expert
 from pagoda.kernels.triton.target import assuming
-from tests.kernels.test_experts import expected_mix, random_experts
+from tests.kernels.test_experts import expected_mix, expected_of_one_matrix, random_experts
 from tests.kernels.triton.quantized import random_raw
 
 GATINGS = {
@@ -67,6 +67,19 @@ def test_plain(tokens, dtype, target, gating, bias, first, weighs_inputs, device
     with assuming(target):
         out = experts.mix(x, where, up, down, *rest)
     check(out, x, where, up, down, *rest)
+
+
+@pytest.mark.parametrize(("tokens", "target"), [(2, 90), (9, 90), (9, 75)])
+def test_one_matrix_is_gate_and_up(tokens, target, device):
+    up, down = random_experts(3, 40, 20, False)
+    up, down = (ops.PlainExperts(x.half().to(device), None) for x in (up.weight[:, :20], down[0]))
+    x, where = torch.randn(tokens, 40, device=device).half(), routed(tokens, 3, 2, device)
+    with assuming(target):
+        out = experts.mix(x, where, up, down, ops.Gating(activation="relu"))
+    cpu = [ops.PlainExperts(part.weight.cpu(), None) for part in (up, down)]
+    expected = expected_of_one_matrix(x.cpu(), where.ids.cpu(), where.weights.cpu(), *cpu)
+    atol = TOLERANCE[torch.float16] * float(np.abs(expected).max())
+    np.testing.assert_allclose(out.cpu().float().numpy(), expected, rtol=0, atol=atol)
 
 
 def packed_experts(storages, count: int, rows: int, columns: int, dtype, device, bias):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pagoda.arch.recurrent import Mamba2Spec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, RopeSpec
 from pagoda.base.facts import DeviceFacts
 from pagoda.planner.captured import CapturedSize, captured_sizes, mixed_sizes
@@ -104,6 +105,9 @@ def test_none_where_prompts_cannot_be_captured():
         {"device": {"attention_backend": "torch"}},
     ):
         assert not resolve(configure(**changes), llama8b(), {}, facts_of("H100")).captured_sizes
+    mamba = LayerSpec(Mamba2Spec(64, 64, 128, 8, 4, 1e-5), MlpSpec(WIDE))
+    hybrid = replace(llama8b(), layers=(mamba, *llama8b().layers))
+    assert not resolve(configure(), hybrid, {}, facts_of("H100")).captured_sizes
     libraries = frozenset(("flash-attn",))
     other = resolve(configure(), llama8b(), {}, facts_of("H100", attention_libraries=libraries))
     assert other.captured_sizes == captured_sizes(256)

@@ -1,11 +1,23 @@
-"""Granite 3, its mixtures of experts, and the dense ones of Granite 4 (arXiv 2408.13359): Llama
-with four multipliers."""
+"""Granite 3 and 4 (arXiv 2408.13359), dense and as mixtures of experts: Llama with four
+multipliers. In Granite 4's hybrids most layers are Mamba-2's (arXiv 2405.21060), not attention."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.hybrid import (
+    attention_metadata,
+    recurrent_layers,
+    with_recurrent,
+    without_kv_heads,
+)
+from pagoda.arch.mamba2 import (
+    mamba2_from_config,
+    mamba2_from_gguf,
+    mamba2_gguf_rules,
+    mamba2_rules,
+)
 from pagoda.arch.moe import MAX_EXPERTS, gguf_rules, with_experts
 from pagoda.arch.names import Traits
 from pagoda.arch.read import MAX_LAYERS, MAX_WIDTH, Reader, config_reader
@@ -18,6 +30,9 @@ from pagoda.arch.spec import (
     WeightRule,
 )
 from pagoda.base.errors import UnsupportedModelError
+
+_KINDS = {"attention": False, "full_attention": False, "mamba": True, "linear_attention": True}
+"""Names of kinds of layers in Granite 4's config.json, and which of them are Mamba's."""
 
 
 def from_config(config: Mapping[str, Any]) -> ModelSpec:
@@ -36,7 +51,10 @@ def shared_moe_from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _moe_from_config(reader: Reader, architecture: str, shared: int) -> ModelSpec:
-    spec = _from_config(reader, architecture)
+    return _with_experts(_from_config(reader, architecture), reader, shared)
+
+
+def _with_experts(spec: ModelSpec, reader: Reader, shared: int) -> ModelSpec:
     count = reader.integer("num_local_experts", MAX_EXPERTS, 8)
     top_k = reader.integer("num_experts_per_tok", count, 2)
     experts = _experts(count, top_k, reader.integer("intermediate_size", MAX_WIDTH), shared)
@@ -65,17 +83,24 @@ def _experts(count: int, top_k: int, size: int, shared: int) -> MoeSpec:
 
 def hybrid_from_config(config: Mapping[str, Any]) -> ModelSpec:
     """Granite 4's class holds the dense models too, under the names of a shared expert."""
-    reader = config_reader({**config, "intermediate_size": config.get("shared_intermediate_size")})
-    kinds = set(reader.texts("layer_types", ("mamba",)))
-    if kinds - {"attention", "full_attention"} or reader.raw("num_local_experts"):
-        raise UnsupportedModelError(
-            "This Granite 4 has Mamba layers or experts, which are not supported yet; its dense "
-            "models (granite-4.0-micro) are."
-        )
+    given = config_reader(config)
+    shared = given.integer("shared_intermediate_size", MAX_WIDTH, 1024)
+    reader = config_reader({**config, "intermediate_size": shared})
     rotated = reader.raw("position_embedding_type") == "rope"
-    unrotated = () if rotated else range(reader.integer("num_hidden_layers", MAX_LAYERS))
-    spec = _from_config(reader, "GraniteMoeHybridForCausalLM", unrotated)
-    return replace(spec, weights=tuple(map(_shared_expert, spec.weights)))
+    count = reader.integer("num_hidden_layers", MAX_LAYERS)
+    spec = _from_config(reader, "GraniteMoeHybridForCausalLM", () if rotated else range(count))
+    spec = replace(spec, weights=tuple(map(_shared_expert, spec.weights)))
+    if reader.integer("num_local_experts", MAX_EXPERTS, 8, minimum=0):
+        spec = _with_experts(spec, given, shared)
+    recurrent = [True] * count
+    if reader.has("layer_types"):
+        recurrent = recurrent_layers(reader, count, _KINDS)
+    if not any(recurrent):
+        return spec
+    eps = reader.number("rms_norm_eps", 1e-6, below=1.0)
+    mixer = mamba2_from_config(reader, spec.hidden_size, eps)
+    rules = mamba2_rules(mixer, "model.layers.{layer}.mamba.")
+    return with_recurrent(spec, mixer, recurrent, rules)
 
 
 def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
@@ -85,9 +110,36 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
 def moe_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
     prefix = "granitemoe."
     reader = Reader(metadata, "GGUF metadata", prefix)
-    shared = reader.integer("expert_shared_feed_forward_length", MAX_WIDTH, 0, minimum=0)
-    name = "GraniteMoeSharedForCausalLM" if shared else "GraniteMoeForCausalLM"
-    spec = _from_gguf(metadata, tensor_names, prefix, name)
+    name = "GraniteMoeSharedForCausalLM" if _shared_width(reader) else "GraniteMoeForCausalLM"
+    return _with_gguf_experts(_from_gguf(metadata, tensor_names, prefix, name), reader)
+
+
+def hybrid_from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> ModelSpec:
+    prefix = "granitehybrid."
+    given = Reader(metadata, "GGUF metadata", prefix)
+    read = attention_metadata(metadata, prefix)
+    mixed = given.integer("expert_count", MAX_EXPERTS, 0, minimum=0)
+    if not mixed and (shared := _shared_width(given)):
+        read[prefix + "feed_forward_length"] = shared
+    spec = _from_gguf(read, tensor_names, prefix, "GraniteMoeHybridForCausalLM")
+    if mixed:
+        spec = _with_gguf_experts(spec, given)
+    if any(attention.rope is not None for attention in spec.attentions):
+        raise UnsupportedModelError(
+            "This GGUF's layers of attention are rotated, as Bamba's are; of this architecture "
+            "Granite 4's hybrids are supported, where nothing is. Take Bamba in safetensors."
+        )
+    mixer = mamba2_from_gguf(given, tensor_names)
+    recurrent = without_kv_heads(metadata, prefix)
+    return with_recurrent(spec, mixer, recurrent, mamba2_gguf_rules(mixer))
+
+
+def _shared_width(reader: Reader) -> int:
+    return reader.integer("expert_shared_feed_forward_length", MAX_WIDTH, 0, minimum=0)
+
+
+def _with_gguf_experts(spec: ModelSpec, reader: Reader) -> ModelSpec:
+    shared = _shared_width(reader)
     count = reader.integer("expert_count", MAX_EXPERTS)
     top_k = reader.integer("expert_used_count", count)
     experts = _experts(count, top_k, reader.integer("feed_forward_length", MAX_WIDTH), shared)
@@ -99,7 +151,7 @@ def _from_gguf(
 ) -> ModelSpec:
     reader = Reader(metadata, "GGUF metadata", prefix)
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
-    bias = "blk.0.attn_q.bias" in tensor_names
+    bias = any(name.endswith(".attn_q.bias") for name in tensor_names)
     traits = Traits(bias, bias, mlp_bias="blk.0.ffn_gate.bias" in tensor_names)
     # `rope.scaling.finetuned` is how these files say that nothing is rotated.
     rotated = reader.flag("rope.scaling.finetuned", True)

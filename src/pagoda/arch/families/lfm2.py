@@ -1,16 +1,22 @@
 """LFM2 and LFM2.5 (arXiv 2511.23404), dense and as mixtures of experts: gated short convolutions
 between layers of attention."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import ceil
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
 from pagoda.arch.grouped_moe import SIGMOID, with_gguf_experts
-from pagoda.arch.hybrid import MAX_CONV_WIDTH, recurrent_layers, with_recurrent
+from pagoda.arch.hybrid import (
+    MAX_CONV_WIDTH,
+    attention_metadata,
+    recurrent_layers,
+    with_recurrent,
+    without_kv_heads,
+)
 from pagoda.arch.moe import MAX_EXPERTS, correction_rules, expert_rules, with_experts
-from pagoda.arch.names import Traits, linear_rules
+from pagoda.arch.names import Traits, linear_rules, renamed
 from pagoda.arch.read import MAX_LAYERS, MAX_WIDTH, Reader, config_reader
 from pagoda.arch.recurrent import ShortConvSpec
 from pagoda.arch.spec import ModelSpec, MoeSpec, WeightRule
@@ -85,7 +91,7 @@ def _from_config(config: Mapping[str, Any], architecture: str) -> ModelSpec:
     layer = "model.layers.{layer}.conv."
     names = tuple(layer + name for name in ("in_proj", "conv", "out_proj"))
     rules = _short_conv_rules(names, mixer.bias)
-    return with_recurrent(_renamed(spec, _CONFIG_NAMES), mixer, _recurrent(reader, spec), rules)
+    return with_recurrent(_with_names(spec, _CONFIG_NAMES), mixer, _recurrent(reader, spec), rules)
 
 
 def _width(reader: Reader) -> int:
@@ -132,20 +138,16 @@ def _from_gguf(
                 f"GGUF metadata: {prefix}{name} is {given.raw(name)!r}, which LFM2's models that "
                 "write text do not have; they are supported."
             )
-    # Layers without KV heads are convolutions.
-    heads = given.listed("attention.head_count_kv")
-    most = max((count for count in heads if isinstance(count, int)), default=0)
-    changed = {prefix + "attention.head_count_kv": [count or most for count in heads]}
-    reader = Reader({**metadata, **changed}, "GGUF metadata", prefix)
+    reader = Reader(attention_metadata(metadata, prefix), "GGUF metadata", prefix)
     tokenizer = Reader(metadata, "GGUF metadata", "tokenizer.ggml.")
     spec = spec_from_gguf(reader, tokenizer, architecture, _TRAITS, tensor_names)
     width = reader.integer("shortconv.l_cache", MAX_CONV_WIDTH, minimum=2)
     layer = "blk.{layer}.shortconv."
     names = tuple(layer + name for name in ("in_proj", "conv", "out_proj"))
     return with_recurrent(
-        _renamed(spec, _GGUF_NAMES),
+        _with_names(spec, _GGUF_NAMES),
         ShortConvSpec(spec.hidden_size, width),
-        [count == 0 for count in heads],
+        without_kv_heads(metadata, prefix),
         _short_conv_rules(names, bias=False),
     )
 
@@ -160,17 +162,5 @@ def _short_conv_rules(names: tuple[str, ...], bias: bool) -> list[WeightRule]:
     ]
 
 
-def _renamed(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
-    return replace(
-        spec,
-        weights=tuple(
-            replace(rule, sources=_with_names(rule.sources, names)) for rule in spec.weights
-        ),
-    )
-
-
-def _with_names(sources: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
-    renamed = list(sources)
-    for known, own in names.items():
-        renamed = [source.replace(known, own) for source in renamed]
-    return tuple(renamed)
+def _with_names(spec: ModelSpec, names: Mapping[str, str]) -> ModelSpec:
+    return replace(spec, weights=renamed(spec.weights, names))

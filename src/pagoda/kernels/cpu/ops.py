@@ -313,6 +313,30 @@ class CpuOps(CpuAttention, CpuStreams):
         )  # fmt: skip
         return out
 
+    def state_space(
+        self, xbc: Tensor, decay: Decay, skip: Tensor, state: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """As `Ops.state_space`."""
+        if state.shape[-2] > MAX_KEY_DIM or state.shape[-1] % VALUE_DIM_UNIT:
+            return reference.state_space(xbc, decay, skip, state, slots)
+        rows, channels = _dims("xbc", xbc, 2)
+        _, heads, size, head_dim = _dims("state", state, 4)
+        groups = (channels - heads * head_dim) // (2 * size)
+        if groups < 1 or heads % groups:
+            raise ValueError(f"{heads} heads cannot share {groups} groups equally.")
+        _check("xbc", xbc, torch.float32, (rows, heads * head_dim + 2 * groups * size))
+        _check_rows("decay", decay.x, (rows, heads))
+        for name, x in (("rate", decay.rate), ("bias", decay.bias), ("skip", skip)):
+            _check(name, x, torch.float32, (heads,))
+        _check_rows("state", state, (len(state), heads, size, head_dim))
+        out = empty((rows, heads * head_dim))
+        self._native.state_space(
+            xbc.data_ptr(), rows, groups, decay.x.data_ptr(), decay.x.stride(0),
+            decay.rate.data_ptr(), decay.bias.data_ptr(), skip.data_ptr(), state.data_ptr(), heads,
+            size, head_dim, state.stride(0), _slots(slots, rows), out.data_ptr(),
+        )  # fmt: skip
+        return out
+
     def route(
         self,
         logits: Tensor,

@@ -97,12 +97,26 @@ def _chunk(
     Token by token the rule is state = exp(log_decay) * state, d = beta * (v - state^T k),
     state += k d^T, out = state^T q. Written out for all tokens, the d solve a triangular system.
     """
-    total = log_decay.cumsum(-1)
-    between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
-    decayed = total.exp()[..., None]
+    between, decayed = decays(log_decay)
     told = beta[..., None] * (v - decayed * (k @ state))
     influence = beta[..., None] * between * (k @ k.transpose(-1, -2))
     d = torch.linalg.solve_triangular(influence, told, upper=False, unitriangular=True)
+    return carry(state, q, k, d, between, decayed)
+
+
+def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of each token behind each later one [..., tokens, tokens], and of the state
+    before them [..., tokens, 1], for log_decay [..., tokens]."""
+    total = log_decay.cumsum(-1)
+    between = (total[..., :, None] - total[..., None, :]).tril().exp().tril()
+    return between, total.exp()[..., None]
+
+
+def carry(
+    state: Tensor, q: Tensor, k: Tensor, d: Tensor, between: Tensor, decayed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Results and the next state where token by token state = decay * state + k d^T, out =
+    state^T q."""
     out = decayed * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ d
     left = between[..., -1, :, None]
     return out, decayed[..., -1:, :] * state + (left * k).transpose(-1, -2) @ d

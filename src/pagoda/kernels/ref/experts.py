@@ -12,7 +12,8 @@ Tensor = torch.Tensor
 
 class Gating(NamedTuple):
     """How [gate, up] become one: activation(gate) * up, or with a limit (up + 1) * gate *
-    sigmoid(alpha * gate), gate at most the limit and up within +- it."""
+    sigmoid(alpha * gate), gate at most the limit and up within +- it. Where there is one matrix
+    instead of two, both are what it gives."""
 
     alpha: float = 1.0
     limit: float = 0.0
@@ -128,8 +129,10 @@ def mix(
         if len(rows):
             share = weights[rows, places, None]
             given = (x[rows] * share).to(x.dtype) if weighs_inputs else x[rows]
-            inner = gate(_multiply(given, up, expert), gating)
-            y = _multiply(inner, down, expert).float()
+            inner = _multiply(given, up, expert)
+            if inner.shape[1] == down.weight.shape[2]:
+                inner = torch.cat([inner, inner], dim=1)
+            y = _multiply(gate(inner, gating), down, expert).float()
             out.index_add_(0, rows, y if weighs_inputs else y * share)
     return out.to(x.dtype)
 

@@ -22,6 +22,7 @@ from pagoda.kernels.ref.experts import route
 from pagoda.kernels.ref.norm import add_rms_norm, layer_norm, norm_in_place, rms_norm
 from pagoda.kernels.ref.rope import rotary
 from pagoda.kernels.ref.sampling import first_max, mask_logits
+from pagoda.kernels.ref.state_space import state_space
 from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 
 __all__ = [
@@ -29,5 +30,5 @@ __all__ = [
     "add_to", "causal_conv", "choose_keys", "cut_columns", "draw", "encoder_attention", "first_max",
     "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits", "match_rms",
     "mix_streams", "norm_in_place", "patch_attention", "rms_norm", "rotary", "route", "scale",
-    "scale_columns", "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "scale_columns", "sigmoid_mul", "soft_cap", "state_space", "take_rows", "top_tokens",
 ]  # fmt: skip

@@ -13,6 +13,7 @@ from pagoda.kernels.ref import encoder as torch_encoder
 from pagoda.kernels.ref.activation import keep_sum
 from pagoda.kernels.ref.choose_keys import choose_keys
 from pagoda.kernels.ref.kv_cache import KVScales
+from pagoda.kernels.ref.state_space import state_space
 from pagoda.kernels.ref.streams import cut_columns, match_rms, mix_streams, scale_columns
 from pagoda.kernels.triton import attention, kv_cache
 from pagoda.kernels.triton.activation import (
@@ -47,7 +48,7 @@ __all__ = [
     "first_max", "gated_delta_rule", "gated_rms_norm", "keep_sum", "layer_norm", "mask_logits",
     "match_rms", "mix_streams", "norm_in_place", "paged_attention", "patch_attention",
     "rms_norm", "rotary", "rotary_store", "rotate", "route", "scale", "scale_columns",
-    "sigmoid_mul", "soft_cap", "take_rows", "top_tokens",
+    "sigmoid_mul", "soft_cap", "state_space", "take_rows", "top_tokens",
 ]  # fmt: skip
 
 Tensor = torch.Tensor

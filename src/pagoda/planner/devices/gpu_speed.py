@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import inf
 
-from pagoda.arch.recurrent import ShortConvSpec
+from pagoda.arch.recurrent import Mamba2Spec, ShortConvSpec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.planner.devices.gpus import Gpu
 from pagoda.planner.devices.speed import DeviceSpeed, ProductSpeed
@@ -89,7 +89,8 @@ def device_speed(
 def _layer_launches(layer: LayerSpec) -> dict[str, int]:
     mixer, experts = layer.mixer, layer.experts
     # Sums that are not part of a norm count as norms.
-    count: Counter[str] = Counter(norms=2 if layer.norms == "before" else 3)
+    norms = 2 if layer.norms == "before" else 3
+    count: Counter[str] = Counter(norms=norms if layer.feeds_forward else 1)
     if isinstance(mixer, AttentionSpec):
         # Norms of heads and the rotation are part of storing.
         count.update({"attention.qkv": 1, "attention.output": 1, "storing": 1, "attending": 1})
@@ -99,6 +100,9 @@ def _layer_launches(layer: LayerSpec) -> dict[str, int]:
             count["norms"] += 2
     elif isinstance(mixer, ShortConvSpec):
         count.update({"short_conv.input": 1, "short_conv.output": 1, "convolving": 1, "gates": 2})
+    elif isinstance(mixer, Mamba2Spec):
+        count.update({"mamba2.input": 1, "mamba2.output": 1, "convolving": 1, "gates": 1})
+        count.update({"updating states": 1, "norms": 1})
     else:
         count.update({"delta_net.input": 2, "delta_net.output": 1, "convolving": 1, "gates": 1})
         count.update({"updating states": 1, "norms": 1})
@@ -111,7 +115,8 @@ def _layer_launches(layer: LayerSpec) -> dict[str, int]:
         # Each expert's activation is part of its first product; the sum adds a shared one's part.
         count.update({"routing": 1, "adding experts": 1})
         if experts.shared is not None:
-            count.update({f"{place}.shared.gate_up": 1, f"{place}.shared.down": 1})
+            inner = "gate_up" if experts.gated else "up"
+            count.update({f"{place}.shared.{inner}": 1, f"{place}.shared.down": 1})
             count["activation"] += 1
     if layer.sandwiched:
         count["norms"] += 3 + (4 if layer.mlp is not None and experts is not None else 0)

@@ -78,7 +78,7 @@ def _layer(
         yield from _attention(layer.mixer, hidden, prefix + "attention.", index)
     else:
         yield from recurrent(layer.mixer, hidden, prefix, index)
-    if layer.norms != "shared":
+    if layer.norms != "shared" and layer.feeds_forward:
         second = "result_norm" if after else "mlp_norm"
         yield from norm(prefix + second, hidden, bias=norm_bias, layer=index)
     if layer.mlp is not None:
@@ -220,7 +220,7 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int | None) -> Iter
     if spec.expert_scales:
         yield from norm(prefix + "scales", count, layer=index)
     for name, parts, columns, units in (
-        ("gate_up", rows_of(wide, wide), hidden, 0),
+        ("gate_up", rows_of(*([wide] * (2 if spec.gated else 1))), hidden, 0),
         ("down", rows_of(hidden), wide, wide),
     ):
         rows = sum(part.rows for part in parts)
@@ -231,7 +231,7 @@ def _experts(spec: MoeSpec, hidden: int, prefix: str, index: int | None) -> Iter
         if spec.bias:
             yield ModelTensor(f"{prefix}{name}.bias", (count, rows), "experts", split, layer=index)
     if spec.shared is not None:
-        shared = MlpSpec(spec.shared.intermediate_size)
+        shared = MlpSpec(spec.shared.intermediate_size, gated=spec.gated)
         yield from _mlp(shared, hidden, prefix + "shared.", index)
 
 

@@ -24,6 +24,7 @@ MARKUP = Markup(
         **deepseek_v3.MARKUP.calls,
         **gemma4.MARKUP.calls,
         "<tool_calls>": closed_by(("</tool_calls>",), json_calls),  # Apriel
+        "<TOOLCALL>": closed_by(("</TOOLCALL>",), json_calls),  # Nemotron Nano 2
         "<|tool_call|>": json_calls,  # Granite 3
         "<seed:tool_call>": closed_by(("</seed:tool_call>",), xml_calls(hermes.QWEN)),
         "<minimax:tool_call>": closed_by(("</minimax:tool_call>",), xml_calls(MINIMAX)),

@@ -50,7 +50,7 @@ CHOSEN = {
 KNOWN_TO_GENERIC = [
     "GLM-4.6", "GLM-4.7-Flash", "MiniMax-M2", "Spark2.5",
     "poolside-Laguna-S-2.1", "inclusionai-ling-3.0-flash",
-    "unsloth-Apriel-1.5",
+    "unsloth-Apriel-1.5", "NVIDIA-Nemotron-Nano-v2",
 ]  # fmt: skip
 # llama.cpp's own forms of a template, which change lists: no sandbox of Jinja's lets them.
 CHANGE_LISTS = ("Kimi-K2-Instruct", "Kimi-K2-Thinking")
@@ -59,7 +59,7 @@ ENDS = (
     "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "</s>", "<｜end▁of▁sentence｜>", "<turn|>",
     "<|tool_response>", "<|user|>", "<seed:eos>", "[e~[", "<|end_of_text|>", "<|call|>",
     "<|endoftext|>", "<sep>", "</assistant>", "<|end_message|>",
-    "<|END_OF_TURN_TOKEN|>",
+    "<|END_OF_TURN_TOKEN|>", "<SPECIAL_12>",
     "<|observation|>", "<|role_end|>", "<|end|>", "<｜tool▁outputs▁begin｜>",
 )  # fmt: skip
 

@@ -167,25 +167,28 @@ class Native {
                 rows);
     }
 
-    // `up` are gate and up, `down` one matrix; `sizes` the rows of a part of each. `next` are those
-    // of a later layer that a file holds.
+    // `up` are gate and up, or one that is both, `down` one matrix; `sizes` the rows of a part of
+    // each. `next` are those of a later layer that a file holds.
     void experts(uintptr_t x, int64_t rows, uintptr_t ids, uintptr_t weights, int64_t top_k,
                  int64_t first, int64_t count, const std::vector<const PackedMatrix*>& up,
                  uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
                  std::pair<int64_t, int64_t> sizes, Activation activation, float alpha,
                  float limit, bool weighs_inputs, const std::vector<const PackedMatrix*>& next,
                  uintptr_t out) {
-        if (up.size() != 2 || up[0]->columns() != up[1]->columns() ||
+        if (up.empty() || up.size() > 2 || up.front()->columns() != up.back()->columns() ||
             down.columns() != sizes.first)
             throw nb::value_error("the experts' matrices do not fit together");
         // A recorded op outlives this call, and with it the views.
-        const auto views = std::make_shared<const std::vector<MatrixView>>(
-            std::vector<MatrixView>{up[0]->view(), up[1]->view(), down.view()});
+        std::vector<MatrixView> matrices;
+        for (const PackedMatrix* matrix : up) matrices.push_back(matrix->view());
+        matrices.push_back(down.view());
+        const auto views = std::make_shared<const std::vector<MatrixView>>(std::move(matrices));
+        const int num_up = static_cast<int>(up.size());
         const Experts op{pointer<const float>(x), pointer<const int64_t>(ids),
                          pointer<const float>(weights), top_k, first, count,
-                         {views->data(), 2, sizes.first, up[0]->columns(),
+                         {views->data(), num_up, sizes.first, up[0]->columns(),
                           pointer<const float>(up_bias)},
-                         {views->data() + 2, 1, sizes.second, down.columns(),
+                         {views->data() + num_up, 1, sizes.second, down.columns(),
                           pointer<const float>(down_bias)},
                          alpha, limit, weighs_inputs, pointer<float>(out), nullptr, activation};
         std::vector<MatrixView> next_views;
@@ -390,6 +393,18 @@ class Native {
         }, rows, [value_heads](int64_t rows) {
             return rows * value_heads * 2 * int64_t{sizeof(float)};
         });
+    }
+
+    void state_space(uintptr_t xbc, int64_t rows, int64_t groups, uintptr_t decay,
+                     int64_t decay_stride, uintptr_t rate, uintptr_t bias, uintptr_t skip,
+                     uintptr_t state, int64_t heads, int64_t state_size, int64_t head_dim,
+                     int64_t slot_stride, const StateSlots& slots, uintptr_t out) {
+        compute("state_space", kernels_->state_space,
+                StateSpace{pointer<const float>(xbc), pointer<const float>(decay), decay_stride,
+                           pointer<const float>(rate), pointer<const float>(bias),
+                           pointer<const float>(skip), groups, heads, state_size, head_dim,
+                           pointer<float>(state), slot_stride, slots, pointer<float>(out)},
+                rows);
     }
 
     void gelu(uintptr_t x, uintptr_t y, int64_t rows, int64_t size, bool tanh) {
@@ -679,6 +694,7 @@ NB_MODULE(_native, module) {
         .def("gated_rms_norm", &Native::gated_rms_norm)
         .def("causal_conv", &Native::causal_conv)
         .def("gated_delta_rule", &Native::gated_delta_rule)
+        .def("state_space", &Native::state_space)
         .def("gelu", &Native::gelu)
         .def("scale", &Native::scale)
         .def("soft_cap", &Native::soft_cap)

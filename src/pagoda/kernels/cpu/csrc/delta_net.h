@@ -123,6 +123,10 @@ inline void unit_head(float* x, int64_t dim, float factor) {
     for (int64_t i = whole; i < dim; ++i) x[i] *= factor;
 }
 
+inline float softplus(float x) {
+    return x > 20.0f ? x : std::log1p(std::exp(x));
+}
+
 // q and k at their lengths; per value head how much of the state stays and of v is written.
 inline void prepare_row(const GatedDeltaRule& op, int64_t row, int64_t channels) {
     float* q = op.qkv + row * channels;
@@ -134,8 +138,7 @@ inline void prepare_row(const GatedDeltaRule& op, int64_t row, int64_t channels)
     }
     float* gates = op.scratch + row * op.value_heads * 2;
     for (int64_t head = 0; head < op.value_heads; ++head) {
-        const float x = op.decay[row * op.gate_stride + head] + op.bias[head];
-        const float soft = x > 20.0f ? x : std::log1p(std::exp(x));
+        const float soft = softplus(op.decay[row * op.gate_stride + head] + op.bias[head]);
         gates[2 * head] = std::exp(op.rate[head] * soft);
         gates[2 * head + 1] = 1.0f / (1.0f + std::exp(-op.strength[row * op.gate_stride + head]));
     }

@@ -140,7 +140,7 @@ class ExpertPlan {
         runs_ = reinterpret_cast<ExpertRun*>(
             take((op.count + round / Chunks::kSegmentTokens + 1) * int64_t{sizeof(ExpertRun)}));
         hidden = reinterpret_cast<float*>(take(round * hidden_size() * 4));
-        inner = reinterpret_cast<float*>(take(round * 2 * op.up.rows * 4));
+        inner = reinterpret_cast<float*>(take(round * inner_size() * 4));
         blocks = op.scratch + bytes_;
         const int64_t up = matmul_scratch_bytes(product(op.up, nullptr, 0), round);
         const int64_t down = matmul_scratch_bytes(product(op.down, nullptr, 0), round);
@@ -149,6 +149,7 @@ class ExpertPlan {
 
     int64_t bytes() const { return bytes_; }
     int64_t hidden_size() const { return std::max(op_.up.columns, op_.down.rows); }
+    int64_t inner_size() const { return op_.up.num_parts * op_.up.rows; }
 
     // A counting sort; pairs of other ranks' experts are left out.
     void sort(int64_t rows) {
@@ -214,7 +215,7 @@ class ExpertPlan {
     int64_t num_pairs = 0;
     int64_t num_runs = 0;
     float* hidden;    // [round, hidden_size]
-    float* inner;     // [round, 2 * up.rows]
+    float* inner;     // [round, inner_size]
     uint8_t* blocks;  // of converted activations
 
    private:
@@ -234,8 +235,11 @@ int64_t experts_scratch_bytes(const Experts& op, int64_t rows) {
 }
 
 inline Floats gated(const Experts& op, Floats gate, Floats up) {
-    if (op.limit == 0.0f)
-        return (op.activation == Activation::kSilu ? silu(gate) : gelu_tanh(gate)) * up;
+    if (op.limit == 0.0f) {
+        if (op.activation == Activation::kSilu) return silu(gate) * up;
+        if (op.activation == Activation::kGeluTanh) return gelu_tanh(gate) * up;
+        return max(Floats::zero(), gate) * up;  // NaN stays NaN
+    }
     const Floats limit = Floats::all(op.limit);  // first: NaN is then what stays
     gate = min(limit, gate);
     up = max(Floats::all(-op.limit), min(limit, up));
@@ -243,10 +247,10 @@ inline Floats gated(const Experts& op, Floats gate, Floats up) {
     return gate / (Floats::all(1.0f) + exp(scaled)) * (up + Floats::all(1.0f));
 }
 
-// Of x = [gate, up], in the gate's place.
+// Of x = [gate, up], in the gate's place; of one part, which is both, in its own.
 inline void gate_inner(const Experts& op, float* x) {
     const int64_t size = op.up.rows, whole = size - size % Floats::kSize;
-    const float* up = x + size;
+    const float* up = op.up.num_parts == 1 ? x : x + size;
     for (int64_t i = 0; i < whole; i += Floats::kSize)
         gated(op, Floats::load(x + i), Floats::load(up + i)).store(x + i);
     if (whole == size) return;
@@ -350,7 +354,7 @@ void experts(const Experts& op, int64_t rows, Pool& pool) {
         std::fill_n(op.out + row * op.down.rows, op.down.rows, 0.0f);
     });
     const MatMul up = plan.product(op.up, plan.hidden, op.up.columns);
-    const MatMul down = plan.product(op.down, plan.inner, 2 * op.up.rows);
+    const MatMul down = plan.product(op.down, plan.inner, plan.inner_size());
     const Prepared up_blocks = lay_out(up, plan.round), down_blocks = lay_out(down, plan.round);
     for (int64_t begin = 0; begin < plan.num_pairs;) {
         const int64_t end = plan.next_round(begin);
@@ -360,7 +364,8 @@ void experts(const Experts& op, int64_t rows, Pool& pool) {
         });
         multiply_runs(plan, op.up, up_blocks, plan.inner, pool);
         plan.run_tiles(pool, [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) gate_inner(op, plan.inner + i * 2 * op.up.rows);
+            for (int64_t i = first; i < last; ++i)
+                gate_inner(op, plan.inner + i * plan.inner_size());
             convert_rows(down, first, last, down_blocks);
         });
         multiply_runs(plan, op.down, down_blocks, plan.hidden, pool);

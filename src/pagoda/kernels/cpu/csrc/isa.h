@@ -50,8 +50,8 @@ struct ExpertMatrices {
 };
 
 // out[t] = the sum over t's chosen experts, by rising id, of weight * down(gated(up(x[t]))), where
-// `up` has two parts, gate and up. Experts besides those from `first` on add nothing: another rank
-// has them. Products are as `MatMul` computes them.
+// `up` has two parts, gate and up, or one that is both. Experts besides those from `first` on add
+// nothing: another rank has them. Products are as `MatMul` computes them.
 struct Experts {
     const float* x;               // [rows, up.columns]
     const int64_t* ids;           // [rows, top_k], no id twice in a row
@@ -128,6 +128,7 @@ struct Kernels {
     void (*gated_rms_norm)(const GatedRmsNorm&, int64_t rows, Pool&);
     void (*causal_conv)(const CausalConv&, int64_t rows, Pool&);
     void (*gated_delta_rule)(const GatedDeltaRule&, int64_t rows, Pool&);
+    void (*state_space)(const StateSpace&, int64_t rows, Pool&);
     void (*gelu)(const Gelu&, int64_t rows, Pool&);
     void (*scale)(const Scale&, int64_t rows, Pool&);
     void (*soft_cap)(const SoftCap&, int64_t rows, Pool&);

@@ -15,6 +15,7 @@
 #include "norm.h"
 #include "probes.h"
 #include "rope.h"
+#include "state_space.h"
 #include "streams.h"
 
 #define PAGODA_JOIN_(a, b) a##b
@@ -50,6 +51,7 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     gated_rms_norm,
     causal_conv,
     gated_delta_rule,
+    state_space,
     gelu,
     scale,
     soft_cap,

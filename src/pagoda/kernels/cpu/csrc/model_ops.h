@@ -223,6 +223,25 @@ struct GatedDeltaRule {
     float* scratch;         // [rows, value_heads, 2]
 };
 
+// Mamba-2's state space (arXiv 2405.21060), per head and token, with dt = softplus(decay + bias):
+// S = exp(rate * dt) * S + b (dt x)^T, out = S^T c + skip * x.
+struct StateSpace {
+    const float* xbc;    // [rows, x of heads, b of groups, c of groups]
+    const float* decay;  // [rows, heads], decay_stride apart
+    int64_t decay_stride;
+    const float* rate;   // [heads]
+    const float* bias;   // [heads]
+    const float* skip;   // [heads]
+    int64_t groups;      // equal runs of heads share one
+    int64_t heads;
+    int64_t state_size;  // at most kMaxKeyDim
+    int64_t head_dim;    // a multiple of kValueDimUnit
+    float* state;        // [slots, heads, state_size, head_dim], slot_stride apart
+    int64_t slot_stride;
+    StateSlots slots;
+    float* out;          // [rows, heads, head_dim]
+};
+
 // y = x / 2 * (1 + erf(x / sqrt 2)) (arXiv 1606.08415), or with `tanh` the formula of that paper
 // that approximates it by a hyperbolic tangent.
 struct Gelu {

@@ -182,7 +182,7 @@ def mix(
     compute alone: those of `routed` without groups."""
     step = _Step.of(routed, first, down, weighs_inputs)
     (tokens, hidden), top_k = x.shape, step.ids.shape[1]
-    ups, downs = _parts(up, 2), _parts(down, 1)
+    ups, downs = _ups(up, down), _parts(down, 1)
     if not tokens or not (step.groups is None or has_dot(x)):
         mixed = _expert_by_expert(x, step, ups, downs, gating)
         return mixed if beside is None else activation.add_gated(mixed, *beside)
@@ -216,12 +216,12 @@ def products_of_tiles(
 ) -> list[Product]:
     """The products of `mix` by the groups of `routed`, each to compute by itself. As
     `Ops.mix_experts` otherwise."""
-    ups, downs = _parts(up, 2), _parts(down, 1)
+    ups, downs = _ups(up, down), _parts(down, 1)
     step = _Step.of(routed, first, down, weighs_inputs)
     given = _Source.of(x, step)
     inner = _Source(_up(given, step, ups, gating))
     jobs: list[tuple[_Source, tuple[_Part, ...], Gating | None]] = [(inner, downs, None)]
-    if _stored_alike(ups):
+    if _form_a_pair(ups):
         jobs.append((given, ups, gating))
     else:
         jobs += [(given, (part,), None) for part in ups]
@@ -235,7 +235,7 @@ def products_of_tiles(
 
 def shapes(up: PlainExperts | PackedExperts, down: PlainExperts | PackedExperts) -> Hashable:
     """What `Case`s differ in but for tokens: layers with the same are cut alike."""
-    parts = (*_parts(up, 2), *_parts(down, 1))
+    parts = (*_ups(up, down), *_parts(down, 1))
     return tuple((part.matrix.layout, part.rows, part.matrix.columns) for part in parts)
 
 
@@ -278,6 +278,14 @@ class _Source(NamedTuple):
         return cls(x.contiguous(), step.ids.shape[1], step.weights if step.weighs_inputs else None)
 
 
+def _ups(up: PlainExperts | PackedExperts, down: PlainExperts | PackedExperts) -> tuple[_Part, ...]:
+    """Gate and up, or one that is both."""
+    if isinstance(up, PackedExperts):
+        return _parts(up, len(up.parts))
+    inner = down.parts[0].columns if isinstance(down, PackedExperts) else down.weight.shape[2]
+    return _parts(up, up.weight.shape[1] // inner)
+
+
 def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ...]:
     """`count` parts of a plain weight are one below the other."""
     rows = experts.weight.shape[1] // count if isinstance(experts, PlainExperts) else experts.rows
@@ -293,20 +301,28 @@ def _parts(experts: PlainExperts | PackedExperts, count: int) -> tuple[_Part, ..
     )
 
 
-def _stored_alike(parts: tuple[_Part, ...]) -> bool:
-    gate, up = parts
-    return gate.matrix.layout == up.matrix.layout
+def _form_a_pair(parts: tuple[_Part, ...]) -> bool:
+    """Whether one kernel multiplies and gates them: two that are stored alike."""
+    return len(parts) == 2 and parts[0].matrix.layout == parts[1].matrix.layout
 
 
 def _up(source: _Source, step: _Step, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
-    """[assignments, size]: the gated products of each with its expert's two matrices."""
-    if _stored_alike(parts):
+    """[assignments, size]: the gated products of each with its expert's matrices."""
+    if _form_a_pair(parts):
         return _projected(source, step, parts, gating, source.x.dtype)
+    if len(parts) == 1:
+        return _gated(_projected(source, step, parts, None, source.x.dtype), parts, gating)
     x, size = source.x, parts[0].rows
     both = torch.empty((step.ids.numel(), 2 * size), dtype=x.dtype, device=x.device)
     _project(source, step, parts[:1], None, both[:, :size])
     _project(source, step, parts[1:], None, both[:, size:])
-    return activation.gate(both, gating)
+    return _gated(both, parts, gating)
+
+
+def _gated(products: Tensor, parts: tuple[_Part, ...], gating: Gating) -> Tensor:
+    if len(parts) == 2:
+        return activation.gate(products, gating)
+    return activation.activate_mul(products, products, gating.activation)
 
 
 def _projected(
@@ -374,7 +390,7 @@ def _expert_by_expert(
         share = step.weights[token, place, None]
         given = (x[token] * share).to(x.dtype) if step.weighs_inputs else x[token]
         both = torch.cat([_product(given, part, expert) for part in ups], dim=1)
-        y = _product(activation.gate(both, gating), downs[0], expert).float()
+        y = _product(_gated(both, ups, gating), downs[0], expert).float()
         out.index_add_(0, token, y if step.weighs_inputs else y * share)
     return out.to(x.dtype)
 
