@@ -133,12 +133,14 @@ def write(
     *,
     stacked: bool = True,
     joined: bool = False,
+    quantize: Callable[[np.ndarray, Storage], np.ndarray] = gguf.quantize,
 ) -> None:
     """Write `model` to `path` and give it the weights that the file then holds.
 
     `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
     If not `stacked`, each expert's matrices are tensors of their own; if `joined`, one matrix
-    makes the keys and values of latent attention. Both are of older files.
+    makes the keys and values of latent attention. Both are of older files. `quantize` is for types
+    that the package cannot write.
     """
     config = model.config
     arch = _ARCHS.get(config.model_type, config.model_type)
@@ -161,7 +163,7 @@ def write(
             or any(x in stored_name for x in ("ffn_gate_inp", "altup", "laurel", "shortconv.conv"))
         )
         storage = Storage.F32 if plain else storage_of(stored_name)
-        raw = gguf.quantize(np.ascontiguousarray(values), storage)
+        raw = quantize(np.ascontiguousarray(values), storage)
         if stacked or "_exps." not in stored_name:
             writer.add_tensor(stored_name, raw, raw_dtype=storage)
         else:
