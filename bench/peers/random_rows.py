@@ -24,8 +24,15 @@ _SCALES = {
     Type.Q4_K: (0, 7.5),
     Type.Q5_K: (0, 15.5),
     Type.Q6_K: (208, 0.0),
+    Type.IQ1_S: (0, 0.0),
+    Type.IQ2_XXS: (0, 0.0),
     Type.IQ2_XS: (0, 0.0),
+    Type.IQ2_S: (0, 0.0),
+    Type.IQ3_XXS: (0, 0.0),
+    Type.IQ3_S: (0, 0.0),
     Type.IQ4_XS: (0, 0.0),
+    Type.TQ1_0: (52, 0.0),
+    Type.TQ2_0: (64, 0.0),
 }
 
 
@@ -66,6 +73,12 @@ def _set_scale(kind: Type, blocks: np.ndarray, scale: float) -> None:
     """In place; blocks: uint8 [..., bytes of a block]."""
     if kind is Type.MXFP4:
         blocks[..., 0] = 128 + round(np.log2(scale))  # an exponent; values count in halves
+        return
+    if kind is Type.IQ1_M:  # an fp16 number in the highest bits of four bytes
+        bits = int(np.array([scale], np.float16).view(np.uint16)[0])
+        for i in range(4):
+            place = 49 + 2 * i
+            blocks[..., place] = (blocks[..., place] & 15) | ((bits >> (4 * i)) & 15) << 4
         return
     offset, minimum = _SCALES[kind]
     blocks[..., offset : offset + 2] = np.array([scale], np.float16).view(np.uint8)

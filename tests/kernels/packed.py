@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pagoda.kernels import ops
+from pagoda.kernels import cpu, ops
 from pagoda.kernels.ref import packed as reference
 from pagoda.weights.formats import FORMATS
 
@@ -27,6 +27,10 @@ _HALVES = {
     "Q4_1": (0, 2),
     "Q5_1": (0, 2),
     "MXFP4": (),
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
+    "IQ1_M": (),
+    "NVFP4": (),
 }
 
 
@@ -45,18 +49,22 @@ def random_raw(storage: str, rows: int, columns: int, seed: int = 0) -> torch.Te
         raw[:, :, place : place + 2] = halves.view(torch.uint8)
     if storage == "MXFP4":
         raw[:, :, 0] = torch.randint(118, 130, (rows, blocks), generator=generator)
+    if storage == "IQ1_M":  # the highest bits of four bytes, here of 2^-7 to 2^-3
+        raw[:, :, 55] = raw[:, :, 55] & 0x8F | 0x20
+    if storage == "NVFP4":
+        raw[:, :, :4] = torch.randint(16, 48, (rows, blocks, 4), generator=generator)
     return raw.reshape(rows, -1)
 
 
 def scale_places(storage: str) -> list[int]:
     """Bytes of a block that hold its fp16 (or E8M0) scales."""
-    if storage == "MXFP4":
-        return [0]
+    if storage in ("MXFP4", "IQ1_M"):
+        return [0] if storage == "MXFP4" else [49, 51, 53, 55]
     return [byte for place in _HALVES.get(storage, (0,)) for byte in (place, place + 1)]
 
 
 def pack(native, storage: str, raw: torch.Tensor, columns: int):
-    matrix = _native.PackedMatrix(storage, len(raw), columns)
+    matrix = cpu.packed_matrix(storage, len(raw), columns)
     native.load(matrix, 0, len(raw), raw.data_ptr(), raw.stride(0))
     return matrix
 

@@ -35,7 +35,8 @@ def compare_tables(tmp_path_factory) -> Path:
         pytest.skip("no cross-compiler (Debian: apt install g++-aarch64-linux-gnu)")
     folder = tmp_path_factory.mktemp("tables")
     program = Path(__file__).parent / "native/compare_tables.cpp"
-    units = {path.stem: (path, []) for path in (program, CSRC / "pool.cpp", CSRC / "cpu.cpp")}
+    parts = (program, *(CSRC / f"{name}.cpp" for name in ("pool", "cpu", "grids")))
+    units = {path.stem: (path, []) for path in parts}
     for isa, flags in TABLES.items():
         units[isa] = (CSRC / "kernels.cpp", [f"-DPAGODA_ISA={isa}", *flags])
 

@@ -160,7 +160,13 @@ class Quantized:
 
 @pytest.mark.parametrize(
     "storages",
-    [("Q4_K", "Q4_K", "Q6_K"), ("MXFP4",) * 3, ("Q8_0", "Q4_1", "BF16"), ("IQ4_NL", "F16", "Q8_0")],
+    [
+        ("Q4_K", "Q4_K", "Q6_K"),
+        ("MXFP4",) * 3,
+        ("Q8_0", "Q4_1", "BF16"),
+        ("IQ4_NL", "F16", "Q8_0"),
+        ("IQ2_XXS", "TQ1_0", "IQ3_S"),
+    ],
 )
 def test_equals_products_one_by_one(native, storages):
     torch.manual_seed(6)

@@ -169,8 +169,10 @@ def test_blocks_of_zeros_and_of_tiny_numbers(native, storage):
 
 def test_errors():
     native = _native.Native(1)
-    with pytest.raises(ValueError, match="IQ1_S"):
-        _native.PackedMatrix("IQ1_S", 16, 256)
+    with pytest.raises(ValueError, match="NVFP4"):
+        _native.PackedMatrix("NVFP4", 16, 256)
+    with pytest.raises(ValueError, match="Q4_K has no grid of 8 levels"):
+        _native.fill_grid("Q4_K", torch.zeros(8, dtype=torch.int8).data_ptr(), 8)
     with pytest.raises(ValueError, match="whole blocks"):
         _native.PackedMatrix("Q4_K", 16, 288)
     matrix = _native.PackedMatrix("Q4_0", 16, 32)

@@ -8,9 +8,11 @@ from pagoda.quant.base import ShardSource
 from pagoda.quant.packed import PackedLinear
 from pagoda.quant.plain import PlainLinear
 from pagoda.quant.select import linear_format
+from pagoda.weights.formats import FORMATS
 from tests.kernels.packed import random_raw, rounded
 
 COLUMNS = 512
+DENSEST = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0")
 
 
 @pytest.fixture(autouse=True)
@@ -43,14 +45,22 @@ def test_merged_shards():
     torch.testing.assert_close(layer.apply(x, bias), expected, rtol=1e-5, atol=3e-4)
 
 
-@pytest.mark.parametrize("storage", ["IQ2_XXS", "IQ3_S", "TQ2_0"])
-def test_formats_without_a_packed_form_become_bf16(storage):
-    layer, (weight,) = _loaded({storage: 40})
+def test_formats_without_a_packed_form_become_bf16():
+    layer, (weight,) = _loaded({"NVFP4": 40})
     x = torch.randn(3, COLUMNS).bfloat16()
     expected = x.double() @ weight.bfloat16().double().t()
     out = layer.apply(x, out_dtype=torch.float32)
     torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-3)
     assert layer.nbytes == 48 * COLUMNS * 2  # whole panels of 16 rows
+
+
+@pytest.mark.parametrize("storage", DENSEST)
+def test_the_densest_formats_stay_as_small_as_in_the_file(storage):
+    layer, (weight,) = _loaded({storage: 48})
+    assert layer.nbytes == FORMATS[storage].nbytes(48 * COLUMNS)
+    x = torch.randn(3, COLUMNS)
+    expected = rounded(x, storage, cpu.native().isa) @ weight.double().t()
+    torch.testing.assert_close(layer.apply(x), expected.float(), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -149,12 +149,14 @@ def write(
     *,
     stacked: bool = True,
     joined: bool = False,
+    quantize: Callable[[np.ndarray, Storage], np.ndarray] = gguf.quantize,
 ) -> None:
     """Write `model` to `path` and give it the weights that the file then holds.
 
     `storage_of` is asked for each matrix but routers; those and vectors are F32 as in every GGUF.
     If not `stacked`, each expert's matrices are tensors of their own; if `joined`, one matrix
-    makes the keys and values of latent attention. Both are of older files.
+    makes the keys and values of latent attention. Both are of older files. `quantize` is for types
+    that the package cannot write.
     """
     config = model.config
     arch = _ARCHS.get(config.model_type, config.model_type)
@@ -174,7 +176,7 @@ def write(
         values = values + 1 if one else values
         plain = values.ndim == 1 or name.endswith("bias") or any(x in stored_name for x in _PLAIN)
         storage = Storage.F32 if plain else storage_of(stored_name)
-        raw = gguf.quantize(np.ascontiguousarray(values), storage)
+        raw = quantize(np.ascontiguousarray(values), storage)
         if stacked or "_exps." not in stored_name:
             writer.add_tensor(stored_name, raw, raw_dtype=storage)
         else:

@@ -5,7 +5,8 @@ from gguf import GGMLQuantizationType as Type
 from bench.peers.shapes.decoder import Decoder, Tensor
 
 FORMATS = (
-    "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "q4_k_m", "iq4_xs", "q2_k", "iq2_xs", "mxfp4", "bf16",
+    "q4_0", "q4_1", "q5_k", "q6_k", "q8_0", "q4_k_m", "iq4_xs", "q2_k", "mxfp4", "bf16",
+    "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "tq1_0", "tq2_0",
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_scratch.h"
+#include "coded.h"
 #include "formats.h"
 #include "half.h"
 #include "isa.h"
@@ -134,6 +135,16 @@ struct Panels {
             unit[0] = static_cast<uint8_t>(below(2));  // the subnormal scales
             return;
         }
+        if (is_coded(storage)) {
+            const bool spread = storage == Storage::kIQ1_M;  // over the highest bits of four bytes
+            const int first = spread ? 53 : storage == Storage::kTQ1_0 ? kDigitBytes : 0;
+            for (int i = 0; i < kPanelRows; ++i) {
+                const uint16_t half = random_half();
+                unit[first * kPanelRows + i] = static_cast<uint8_t>(half);
+                unit[(spread ? 55 : first + 1) * kPanelRows + i] = static_cast<uint8_t>(half >> 8);
+            }
+            return;
+        }
         const int halves = is_float(storage) ? kPanelRows * kBlockColumns
                                              : format_of(storage).header_bytes() / 2;
         for (int i = 0; i < halves; ++i) {
@@ -151,6 +162,13 @@ std::vector<float> multiply(const Kernels& kernels, Pool& pool, MatMul op, int64
     op.scratch = scratch.data() + (64 - reinterpret_cast<uintptr_t>(scratch.data()) % 64) % 64;
     kernels.matmul(op, tokens, pool);
     return out;
+}
+
+// Any magnitudes that a grid may have.
+void fill_grids() {
+    for (int g = 0; g < kNumGrids; ++g)
+        for (uint8_t& x : grids[g].codewords)
+            x = static_cast<uint8_t>(g == kGridIQ1 ? kLevelOffset + 8 * (below(3) - 1) : below(63));
 }
 
 void test_matmul(Test& test) {
@@ -436,6 +454,7 @@ void test_logits(Test& test) {
 int main(int count, char** names) {
     if (count == 1)
         for (const Kernels* kernels : runnable_kernels()) std::printf("%s\n", kernels->name);
+    fill_grids();
     int failures = 0;
     for (int i = 1; i < count; ++i) {
         const Kernels* kernels = choose_kernels(names[i]);

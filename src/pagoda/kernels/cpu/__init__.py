@@ -90,12 +90,14 @@ def activation(name: str) -> Any:
 
 def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     """Room for a `_native.PackedMatrix`; only where `native()` is there."""
+    _fill_grid(storage)
     return _native.PackedMatrix(storage, rows, columns)
 
 
 def mapped_matrix(storage: str, rows: int, columns: int, path: Path, offset: int) -> Any:
     """A `_native.PackedMatrix` in a file, from `offset` on; only where `native()` is there. OSError
     where it cannot be mapped."""
+    _fill_grid(storage)
     return _native.PackedMatrix(storage, rows, columns, str(path), offset)
 
 
@@ -114,6 +116,16 @@ def panel_rows() -> int:
 def packed_storages() -> frozenset[str]:
     """Storage formats that a packed matrix keeps as they are; none where `native()` is None."""
     return frozenset() if native() is None else frozenset(_native.PACKED_STORAGES)
+
+
+@cache
+def _fill_grid(storage: str) -> None:
+    """Hand over the codewords of a format that has any."""
+    from pagoda.kernels.ref.dequant.grids import GRIDS, grid
+
+    if storage in GRIDS:
+        levels = grid(GRIDS[storage]).char()
+        _native.fill_grid(storage, levels.data_ptr(), levels.numel())
 
 
 @cache

@@ -46,12 +46,14 @@ void quantized_part(const TileArgs& args, int part) {
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) sums[t] = Floats::zero();
     const Q8Block* x = static_cast<const Q8Block*>(args.activations);
-    const uint8_t* unit = args.panel;
-    for (int64_t u = 0; u < args.units; ++u, unit += F.unit_bytes()) {
+    constexpr int kHalves = 2 / kParts;  // of a panel, in a part
+    alignas(64) uint8_t room[kRoomBytes<F>];
+    for (int64_t u = 0; u < args.units; ++u) {
+        const uint8_t* unit = unit_at<F>(args, u, part * kHalves, (part + 1) * kHalves, room);
         const UnitScales unit_scales = load_unit_scales<F>(unit, part);
         const uint8_t* block = unit + F.header_bytes();
         for (int b = 0; b < F.blocks(); ++b, block += F.block_bytes(), x += kTokens) {
-            prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
+            if (F != kExpanded) prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
             Bytes w[kBlockGroups];
             unpack<F>(block, part, w);
             const BlockScales scales = load_block_scales<F>(unit_scales, block, part);

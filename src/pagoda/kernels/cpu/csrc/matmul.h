@@ -4,6 +4,7 @@
 // the number of tokens, tiles, chunks or threads.
 #pragma once
 
+#include "expand.h"
 #include "isa.h"
 #include "lanes.h"
 #if PAGODA_BYTE_PAIRS
@@ -130,14 +131,33 @@ void convert_activations(const MatMul& op, int64_t tokens, const Prepared& to, P
     });
 }
 
+// A coded format's panel as products take it, until the thread expands another.
+inline const uint8_t* expanded(const uint8_t* panel, int64_t units, Storage storage) {
+    uint8_t* const out = thread_memory(units * kExpanded.unit_bytes());
+    const Expand expand = kExpandTable.functions[static_cast<int>(storage)];
+    for (int64_t u = 0; u < units; ++u)
+        expand(panel + u * unit_bytes(storage), 0, 2, out + u * kExpanded.unit_bytes());
+    return out;
+}
+
 // One matrix's panel times tokens [first, last).
 void multiply_panel(const MatMul& op, const MatrixView& matrix, int64_t row_offset, int64_t panel,
                     int64_t first, int64_t last, const Prepared& prepared) {
-    const int kind = static_cast<int>(kind_of(static_cast<Storage>(matrix.storage)));
+    const auto storage = static_cast<Storage>(matrix.storage);
+    const int kind = static_cast<int>(kind_of(storage));
     const int64_t row = panel * kPanelRows, left = matrix.rows - row;
     TileArgs args;
     args.panel = matrix.panels + panel * matrix.panel_bytes;
     args.units = matrix.units;
+    args.expand = nullptr;
+    if (is_coded(storage)) {
+        // Once for all tiles; a single one has each unit at hand when it needs it.
+        args.unit_bytes = unit_bytes(storage);
+        if (tile_size(last - first) < last - first)
+            args.panel = expanded(args.panel, args.units, storage);
+        else
+            args.expand = kExpandTable.functions[matrix.storage];
+    }
     args.bias = op.bias == nullptr ? nullptr : op.bias + row_offset + row;
     args.ldo = op.ldo;
     args.rows = static_cast<int>(left < kPanelRows ? left : kPanelRows);

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "coded.h"
 #include "formats.h"
 #include "half.h"
 #include "memory.h"
@@ -129,6 +130,10 @@ int read_unit(const uint8_t* p, RowUnit& unit) {
         std::memcpy(unit.scales, p + 192, 16);
         unit.d = word(p + 208);
         return 210;
+    } else if constexpr (S == Storage::kTQ2_0) {
+        spread<2>(p, 256, 32, 0, unit.codes);
+        unit.d = word(p + 64);
+        return 66;
     } else {
         static_assert(S == Storage::kIQ4_XS);
         unit.d = word(p);
@@ -177,7 +182,7 @@ void store_unit(const RowUnit& unit, int row, uint8_t* packed) {
         store_bits<F.low_bits, 0>(codes, lanes);
         if constexpr (F.high_bits > 0)
             store_bits<F.high_bits, F.low_bits>(codes, lanes + F.low_bytes());
-        if constexpr (F.is_super()) {
+        if constexpr (F.scales_bytes() > 0) {
             uint8_t* scales = block + F.code_bytes() + row;
             for (int g = 0; g < F.groups; ++g)
                 scales[g * kPanelRows] = unit.scales[b * F.groups + g];
@@ -202,7 +207,7 @@ void fetch_unit(const uint8_t* packed, int row, RowUnit& unit) {
         fetch_bits<F.low_bits, 0>(lanes, codes);
         if constexpr (F.high_bits > 0)
             fetch_bits<F.high_bits, F.low_bits>(lanes + F.low_bytes(), codes);
-        if constexpr (F.is_super()) {
+        if constexpr (F.scales_bytes() > 0) {
             const uint8_t* scales = block + F.code_bytes() + row;
             for (int g = 0; g < F.groups; ++g)
                 unit.scales[b * F.groups + g] = scales[g * kPanelRows];
@@ -217,7 +222,7 @@ float level(uint8_t code) {
         case Levels::kSigned: return static_cast<int8_t>(code);
         case Levels::kIq4: return kIq4Levels[code];
         case Levels::kE2M1: return kE2M1Levels[code];
-        default: return static_cast<float>(code - F.offset());
+        default: return static_cast<float>(code - F.offset);
     }
 }
 
@@ -254,7 +259,7 @@ void decode_unit(const RowUnit& unit, float* out) {
     }
 }
 
-template <Storage S>
+template <Storage S, bool kCoded = is_coded(S)>
 struct Codec {
     static constexpr Format kFormat = format_of(S);
 
@@ -271,6 +276,18 @@ struct Codec {
             fetch_unit<kFormat>(panel + u * kFormat.unit_bytes(), row, unit);
             decode_unit<kFormat>(unit, out + u * kFormat.columns());
         }
+    }
+};
+
+template <Storage S>
+struct Codec<S, true> {
+    static void load_row(const uint8_t* source, int64_t columns, int row, uint8_t* panel) {
+        for (int64_t u = 0; u < columns / unit_columns(S); ++u, panel += unit_bytes(S))
+            for (int i = 0; i < coded_bytes(S); ++i) panel[coded_place<S>(i, row)] = *source++;
+    }
+    static void decode_row(const uint8_t* panel, int64_t columns, int row, float* out) {
+        for (int64_t u = 0; u < columns / unit_columns(S); ++u)
+            pagoda::decode_row<S>(panel + u * unit_bytes(S), row, out + u * unit_columns(S));
     }
 };
 
@@ -302,11 +319,11 @@ float decode_f16(const uint8_t* p) { return half_to_float(word(p)); }
 float decode_bf16(const uint8_t* p) { return bf16_to_float(word(p)); }
 
 template <>
-struct Codec<Storage::kF32> : FloatCodec<4, false, decode_f32> {};
+struct Codec<Storage::kF32, false> : FloatCodec<4, false, decode_f32> {};
 template <>
-struct Codec<Storage::kF16> : FloatCodec<2, false, decode_f16> {};
+struct Codec<Storage::kF16, false> : FloatCodec<2, false, decode_f16> {};
 template <>
-struct Codec<Storage::kBF16> : FloatCodec<2, true, decode_bf16> {};
+struct Codec<Storage::kBF16, false> : FloatCodec<2, true, decode_bf16> {};
 
 struct RowFunctions {
     void (*load)(const uint8_t* source, int64_t columns, int row, uint8_t* panel);
@@ -330,7 +347,31 @@ int storage_named(const std::string& name) {
     throw std::invalid_argument("no packed matrix can hold weights stored as " + name);
 }
 
+// The grid of a coded format; null where it has none.
+Grid* grid_of(Storage storage) {
+    switch (storage) {
+        case Storage::kIQ1_S: case Storage::kIQ1_M: return &grids[kGridIQ1];
+        case Storage::kIQ2_XXS: return &grids[kGridIQ2_XXS];
+        case Storage::kIQ2_XS: return &grids[kGridIQ2_XS];
+        case Storage::kIQ2_S: return &grids[kGridIQ2_S];
+        case Storage::kIQ3_XXS: return &grids[kGridIQ3_XXS];
+        case Storage::kIQ3_S: return &grids[kGridIQ3_S];
+        default: return nullptr;
+    }
+}
+
 }  // namespace
+
+void fill_grid(const std::string& storage, const int8_t* levels, int64_t count) {
+    Grid* const grid = grid_of(static_cast<Storage>(storage_named(storage)));
+    if (grid == nullptr || count > Grid::kMaxBytes)
+        throw std::invalid_argument(storage + " has no grid of " + std::to_string(count) +
+                                    " levels");
+    for (int64_t i = 0; i < count; ++i)
+        grid->codewords[i] = static_cast<uint8_t>(
+            grid == &grids[kGridIQ1] ? kLevelOffset + 8 * levels[i] : levels[i]);
+    grid->is_filled = true;
+}
 
 std::vector<std::string> packed_storages() {
     return {std::begin(kStorageNames), std::end(kStorageNames)};
@@ -359,6 +400,9 @@ void PackedMatrix::describe(const std::string& storage, int64_t rows) {
     const auto kind = static_cast<Storage>(view_.storage);
     const int64_t unit = unit_columns(kind);
     if (rows < 0 || columns_ < 0) throw std::invalid_argument("a matrix has a negative size");
+    const Grid* const grid = grid_of(kind);
+    if (grid != nullptr && !grid->is_filled)
+        throw std::invalid_argument("the grid of " + storage + " is not filled yet");
     if (!is_float(kind) && columns_ % unit != 0)
         throw std::invalid_argument(std::to_string(columns_) + " columns are no whole blocks of " +
                                     storage);

@@ -28,8 +28,13 @@ constexpr int kPanelLayout = 1;
 // Names of the storage formats that a packed matrix can have.
 std::vector<std::string> packed_storages();
 
-// A matrix [rows, columns] in one storage format (formats.h). Memory is zero and not touched
-// until rows are loaded; rows past the last and columns past the last stay zero.
+// Gives a format of grids.h its codewords: [codewords, 8 or 4] levels, `count` in all. Throws
+// std::invalid_argument for a format that has none. No kernel may be running.
+void fill_grid(const std::string& storage, const int8_t* levels, int64_t count);
+
+// A matrix [rows, columns] in one storage format (formats.h), whose grid is filled if it has one.
+// Memory is zero and not touched until rows are loaded; rows past the last and columns past the
+// last stay zero.
 class PackedMatrix {
    public:
     // Throws std::invalid_argument for an unknown storage or columns that fill no whole blocks,

@@ -22,7 +22,8 @@ template <Format F, int kTokens, int kGroup>
     constexpr int kFit = 32767 / (F.max_level() * 127 * 2);
     constexpr int kRun = kFit < kHalfGroups ? kFit : kHalfGroups;
     static_assert(kHalfGroups % kRun == 0);
-    static_assert(int64_t{F.max_level()} * 127 * (kBlockColumns / F.groups) *
+    // Without the offset; before that is taken off, sums may have passed 32 bits and come back.
+    static_assert(int64_t{F.max_magnitude()} * 127 * (kBlockColumns / F.groups) *
                       Q8Block::kMaxMultiplier <= INT32_MAX);
     constexpr int kPlace = kGroup % kHalfGroups;
     constexpr bool kFirst = F.groups == 1 ? kGroup < kRun : kPlace < kRun;
@@ -61,7 +62,7 @@ template <Format F, int kTokens, int kScale>
         const float sum = F.groups == 1 ? x[t].total : static_cast<float>(-minus_sum);
 #pragma GCC unroll 2
         for (int p = 0; p < kParts; ++p) {
-            if constexpr (F.offset_bits > 0) total[t][p].add(start<F>(minus_sum));
+            if constexpr (F.offset > 0) total[t][p].add(start<F>(minus_sum));
             sums[t][p] =
                 Floats::fma(total[t][p].floats(), scales[p].scale[kScale], sums[t][p]);
             if constexpr (F.has_minimum())
@@ -129,14 +130,16 @@ void quantized_tile(const TileArgs& args) {
 #pragma GCC unroll 2
         for (int p = 0; p < kParts; ++p) sums[t][p] = Floats::zero();
     const Block* x = static_cast<const Block*>(args.activations);
-    const uint8_t* unit = args.panel;
-    for (int64_t u = 0; u < args.units; ++u, unit += F.unit_bytes()) {
+    alignas(64) uint8_t room[kRoomBytes<F>];
+    for (int64_t u = 0; u < args.units; ++u) {
+        const uint8_t* unit = unit_at<F>(args, u, 0, kParts, room);
         UnitScales unit_scales[kParts];
 #pragma GCC unroll 2
         for (int p = 0; p < kParts; ++p) unit_scales[p] = load_unit_scales<F>(unit, p);
         const uint8_t* block = unit + F.header_bytes();
         for (int b = 0; b < F.blocks(); ++b, block += F.block_bytes(), x += kTokens) {
-            if (args.is_first) prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
+            if (F != kExpanded && args.is_first)
+                prefetch(block, F.is_super() ? F.block_bytes() : F.unit_bytes());
             BlockScales scales[kParts];
 #pragma GCC unroll 2
             for (int p = 0; p < kParts; ++p)

@@ -133,4 +133,13 @@ int Pool::current_node() const {
     return 0;
 }
 
+uint8_t* thread_memory(int64_t bytes) {
+    static thread_local std::vector<uint8_t> memory;
+    constexpr size_t kAlignment = 64;
+    const size_t room = static_cast<size_t>(bytes) + kAlignment;
+    if (memory.size() < room) memory.resize(room);
+    const size_t beyond = reinterpret_cast<uintptr_t>(memory.data()) % kAlignment;
+    return memory.data() + (kAlignment - beyond) % kAlignment;
+}
+
 }  // namespace pagoda

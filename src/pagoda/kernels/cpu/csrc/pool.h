@@ -89,4 +89,7 @@ class Pool {
     std::vector<std::thread> workers_;
 };
 
+// So many bytes, aligned to 64, that are the calling thread's until it asks again.
+uint8_t* thread_memory(int64_t bytes);
+
 }  // namespace pagoda

@@ -1,7 +1,10 @@
 // The inner loops: a few tokens times one panel of 16 rows.
 #pragma once
 
+#include <bit>
+
 #include "convert.h"
+#include "expand.h"
 #include "formats.h"
 #include "lanes.h"
 
@@ -17,7 +20,27 @@ struct TileArgs {
     int64_t ldo;
     int rows;                  // of the panel that exist
     bool is_first;             // of the tiles that read this panel
+    Expand expand;             // of a panel in a coded format, not expanded yet; or null
+    int64_t unit_bytes;        // then
 };
+
+// A unit of the panel as `F` says; halves [first, last) of its rows are expanded into `room` where
+// they are not yet.
+template <Format F>
+[[gnu::always_inline]] inline const uint8_t* unit_at(const TileArgs& args, int64_t unit, int first,
+                                                     int last, uint8_t* room) {
+    if constexpr (F == kExpanded) {
+        if (args.expand != nullptr) {
+            args.expand(args.panel + unit * args.unit_bytes, first, last, room);
+            return room;
+        }
+    }
+    return args.panel + unit * F.unit_bytes();
+}
+
+// Bytes of `room`.
+template <Format F>
+constexpr int kRoomBytes = F == kExpanded ? F.unit_bytes() : 1;
 
 constexpr int kParts = kPanelRows / kLanes;
 // Bytes of one vector that belong to the lanes of one part.
@@ -71,8 +94,7 @@ template <int kTokens>
 template <Format F>
 struct DotRange {
     static constexpr bool kSigned = F.has_signed_levels() && kSignedDot;
-    static constexpr int kOffsetBits =
-        F.has_signed_levels() ? (kSignedDot ? 0 : 7) : F.offset_bits;
+    static constexpr int kOffset = F.has_signed_levels() ? (kSignedDot ? 0 : 128) : F.offset;
     static constexpr int kMaxLevel = F.has_signed_levels() ? 255 : F.max_level();
 };
 
@@ -83,8 +105,7 @@ struct Table {
     constexpr Table() : bytes{} {
         for (int i = 0; i < 16; ++i) {
             const int level = F.levels == Levels::kIq4 ? kIq4Levels[i] : kE2M1Levels[i];
-            const int offset = DotRange<F>::kOffsetBits == 0 ? 0 : 1 << DotRange<F>::kOffsetBits;
-            bytes[i] = static_cast<uint8_t>(level + offset);
+            bytes[i] = static_cast<uint8_t>(level + DotRange<F>::kOffset);
         }
     }
 };
@@ -133,7 +154,7 @@ template <Format F>
     UnitScales out;
     if constexpr (F.scaling == Scaling::kE8M0) {
         out.d = load_e8m0(unit + part * kLanes);
-    } else {
+    } else if constexpr (F.scaling != Scaling::kFloat) {
         out.d = load_halves(unit + part * kLanes * 2);
         if constexpr (F.has_minimum())
             out.minimum = load_halves(unit + (kPanelRows + part * kLanes) * 2);
@@ -147,9 +168,13 @@ template <Format F>
 [[gnu::always_inline]] inline BlockScales load_block_scales(const UnitScales& unit, const uint8_t* block, int part) {
     BlockScales out;
     const uint8_t* from = block + F.code_bytes() + part * kLanes;
-    if constexpr (!F.is_super()) {
+    if constexpr (!F.is_super() || F.scaling == Scaling::kSuperAlone) {
         out.scale[0] = unit.d;
         out.minimum[0] = unit.minimum;
+    } else if constexpr (F.scaling == Scaling::kFloat) {
+        const auto* scales = reinterpret_cast<const float*>(block + F.code_bytes()) + part * kLanes;
+        out.scale[0] = Floats::load(scales);
+        out.scale[1] = Floats::load(scales + kPanelRows);
     } else if constexpr (F.scaling == Scaling::kSuperMinimum) {
         out.scale[0] = unit.d * load_unsigned(from).floats();
         out.minimum[0] = unit.minimum * load_unsigned(from + kPanelRows).floats();
@@ -170,8 +195,9 @@ template <Format F>
 // The block's offset times -sum(q), with which its dot product starts.
 template <Format F>
 [[gnu::always_inline]] inline Ints start(int32_t minus_sum) {
-    constexpr int kBits = DotRange<F>::kOffsetBits;
-    return kBits == 0 ? Ints::zero() : Ints::all(minus_sum).shifted_left<kBits>();
+    constexpr auto kOffset = static_cast<unsigned>(DotRange<F>::kOffset);
+    if constexpr (kOffset == 0) return Ints::zero();
+    else return Ints::all(minus_sum).shifted_left<std::countr_zero(kOffset)>();
 }
 
 // One part's weights of a column, the second of its pair if kSecond; `from` is the pair's.

@@ -22,6 +22,9 @@ _LEVELS = {
     "IQ3_S": (1, 3, 5, 7, 9, 11, 13, 15),
 }
 
+GRIDS = {**{name: name for name in _LEVELS}, "IQ1_M": "IQ1_S"}
+"""The grid of each storage format that has one."""
+
 
 @functools.cache
 def grid(name: str) -> torch.Tensor:

@@ -1,0 +1,7 @@
+#include "grids.h"
+
+namespace pagoda {
+
+Grid grids[kNumGrids];
+
+}  // namespace pagoda
