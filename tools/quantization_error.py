@@ -14,6 +14,11 @@ from pagoda.weights.quantize import quantize_rows
 ROWS, COLUMNS, GROUP = 512, 4096, 128
 BLOCKS = COLUMNS // 32
 E2M1 = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6))
+# The levels of nf4 (arXiv 2305.14314, appendix E).
+NF4 = torch.tensor((
+    -1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0,
+))  # fmt: skip
 Tensor = torch.Tensor
 
 
@@ -77,6 +82,13 @@ def nvfp4(x: Tensor) -> tuple[Tensor, Tensor]:
     return decoded, in_blocks([wholes, groups(scale.view(torch.uint8), 2), packed])
 
 
+def nf4(x: Tensor) -> Tensor:
+    """Decoded: the largest of 64 becomes 1, as bitsandbytes has it."""
+    scale = groups(x, 64).abs().amax(2, keepdim=True)
+    codes = ((groups(x, 64) / scale).unsqueeze(-1) - NF4).abs().argmin(-1)
+    return (NF4[codes] * scale).flatten(1)
+
+
 def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(ROWS, COLUMNS)
@@ -91,6 +103,7 @@ def main() -> None:
     assert torch.equal(ops.dequantize(four_blocks, "UINT4"), four)
     held = ops.dequantize(repacked(eight_blocks, "FP8", "Q8_0"), "Q8_0")
     low = ops.dequantize(repacked(four_blocks, "UINT4", "Q4_1"), "Q4_1")
+    levels = nf4(x)
     scattered_raw = scattered.view(torch.uint8)
     spread_out = ops.dequantize(repacked(scattered_raw, "DECODED", "Q8_0"), "Q8_0")
     heads = groups(x, 64)  # of K and V
@@ -106,6 +119,8 @@ def main() -> None:
         ("NVFP4, with scales as ModelOpt chooses them", error(x, floats)),
         ("FP4 held as Q6_K", error(floats, in_six)),
         ("FP4 held as Q8_0", error(floats, in_eight)),
+        ("nf4 of bitsandbytes", error(x, levels)),
+        ("nf4 held as Q8_0", error(levels, rounded(levels, "Q8_0"))),
         ("4 bits in activation order held as Q8_0", error(scattered, spread_out)),
         ("4 bits in activation order held as Q4_1", error(scattered, rounded(scattered, "Q4_1"))),
         ("keys and values to int8, a scale per 64", error(heads, cached)),

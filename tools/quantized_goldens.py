@@ -1,10 +1,12 @@
 """Writes tests/models/data/quantized_*.safetensors: layers that other packages packed and decoded.
 
     pip download --no-deps --no-build-isolation auto-gptq==0.7.1 autoawq==0.2.9 \
-        auto-round==0.16.1 compressed-tensors==0.10.2
-    (unpack all into FOLDER: auto_gptq/, awq/, auto_round/, auto_round_extension/ and
+        auto-round==0.16.1 compressed-tensors==0.10.2 bitsandbytes==0.50.2
+    (unpack all into FOLDER: auto_gptq/, awq/, auto_round/, auto_round_extension/, bitsandbytes/ and
     compressed_tensors/, whose later versions no longer write weight_g_idx)
-    python tools/quantized_goldens.py FOLDER
+    python tools/quantized_goldens.py FOLDER [NAME ...]
+
+With names ("layers", "bits", "bitsandbytes", or that of a model) only these files are written.
 
 Their packages import much that plain packing does not need, so single modules of them are loaded.
 Codes, scales and zero points come from rounding to nearest; what is under test is how they are
@@ -17,6 +19,7 @@ import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -71,6 +74,13 @@ def compressed() -> dict:
     }  # fmt: skip
 
 
+def bitsandbytes(kind: str, twice: bool) -> dict:
+    return {
+        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
+        "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": twice,
+    }  # fmt: skip
+
+
 V1, V2, AWQ = ("auto_round:auto_gptq", "auto_round:gptqmodel", "auto_round:auto_awq")
 CASES = {
     "gptq": Case("auto_gptq", gptq()),
@@ -91,7 +101,14 @@ CASES = {
     "auto-round awq": Case("awq", auto_round(packing_format=AWQ, sym=False)),
     "compressed-tensors act order": Case("compressed_tensors", compressed(), act_order=True),
 }  # fmt: skip
-MODELS = ("gptq act order", "awq", "auto-round")
+# Rows and columns by 32, as codes of 3 bits want them.
+FEW_BITS = {
+    f"gptq {bits} bits{kind}": Case("auto_gptq", gptq(bits=bits, **changes))
+    for bits in (2, 3)
+    for kind, changes in (("", {}), (" asymmetric", {"sym": False, "group_size": 64}))
+}
+NF4 = Case("bitsandbytes", bitsandbytes("nf4", True))
+MODELS = {**{name: CASES[name] for name in ("gptq act order", "awq", "auto-round")}, "nf4": NF4}
 
 
 def module(name: str):
@@ -199,9 +216,18 @@ def by_compressed_tensors(weight: Tensor, case: Case) -> tuple[dict[str, Tensor]
     return parts, packer.decompress_weight(dict(parts), args)
 
 
+def by_bitsandbytes(weight: Tensor, case: Case) -> tuple[dict[str, Tensor], Tensor]:
+    found = importlib.import_module("bitsandbytes.functional")
+    kind, twice = (case.config[f"bnb_4bit_{key}"] for key in ("quant_type", "use_double_quant"))
+    codes, state = found.quantize_4bit(weight, quant_type=kind, compress_statistics=twice)
+    parts = {f"weight.{name}": value for name, value in state.as_dict(packed=True).items()}
+    return {"weight": codes, **parts}, found.dequantize_4bit(codes, state)
+
+
 PACKERS: dict[str, Callable[[Tensor, Case], tuple[dict[str, Tensor], Tensor]]] = {
     "auto_gptq": by_auto_gptq,
     "awq": by_awq,
+    "bitsandbytes": by_bitsandbytes,
     "compressed_tensors": by_compressed_tensors,
     "auto_round": by_auto_round,
     "auto_round_zp": by_auto_round,
@@ -214,20 +240,47 @@ def write(name: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> No
     print(f"{path.name}: {path.stat().st_size:,} bytes, {len(tensors)} tensors")
 
 
-def write_layers() -> None:
+def write_layers(file: str, cases: dict[str, Case]) -> None:
     tensors: dict[str, Tensor] = {}
-    for name, case in CASES.items():
+    for name, case in cases.items():
         weight = 0.05 * torch.randn(32, 64)
         parts, expected = PACKERS[case.package](weight, case)
         tensors |= {f"{name}.{part}": value for part, value in parts.items()}
         tensors[f"{name}.expected"] = expected
-    write("layers", tensors, {name: json.dumps(case.config) for name, case in CASES.items()})
+    write(file, tensors, {name: json.dumps(case.config) for name, case in cases.items()})
+
+
+def write_bitsandbytes() -> None:
+    """Layers whose rows are whole blocks of 64 and such whose are not; decoded to fp16."""
+    tensors: dict[str, Tensor] = {}
+    configs: dict[str, str] = {}
+    for name, (rows, columns, kind, twice) in {
+        "nf4": (32, 128, "nf4", False),
+        "nf4 twice": (20, 896, "nf4", True),  # 280 blocks, of which 256 share a scale
+        "nf4 across rows": (33, 96, "nf4", False),
+        "fp4 twice": (32, 64, "fp4", True),
+    }.items():
+        case = Case("bitsandbytes", bitsandbytes(kind, twice))
+        weight = (0.05 * torch.randn(rows, columns)).half()
+        parts, expected = by_bitsandbytes(weight, case)
+        tensors |= {f"{name}.{part}": value for part, value in parts.items()}
+        tensors[f"{name}.expected"] = expected
+        configs[name] = json.dumps(case.config)
+    found = importlib.import_module("bitsandbytes.functional")
+    codes, largest, _ = found.int8_vectorwise_quant(0.05 * torch.randn(32, 64).half())
+    tensors |= {
+        "int8.weight": codes, "int8.SCB": largest,
+        "int8.weight_format": torch.tensor(0, dtype=torch.uint8),
+        "int8.expected": found.int8_vectorwise_dequant(codes, largest).half(),
+    }  # fmt: skip
+    configs["int8"] = json.dumps({"quant_method": "bitsandbytes", "load_in_8bit": True})
+    write("bitsandbytes", tensors, configs)
 
 
 def write_model(name: str) -> None:
     """A checkpoint, and the logits of the model with the weights that the package decodes."""
     model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    case = replace(CASES[name], exact=True)
+    case = replace(MODELS[name], exact=True)
     tensors: dict[str, Tensor] = {}
     with torch.no_grad():
         for key, weight in model.named_parameters():
@@ -252,8 +305,13 @@ def write_model(name: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     sys.path.insert(0, sys.argv[1])
-    write_layers()
-    for model_name in MODELS:
-        write_model(model_name)
+    WRITERS: dict[str, Callable[[], None]] = {
+        "layers": lambda: write_layers("layers", CASES),
+        **{name: partial(write_model, name) for name in MODELS},
+        "bits": lambda: write_layers("bits", FEW_BITS),
+        "bitsandbytes": write_bitsandbytes,
+    }
+    torch.manual_seed(0)
+    for file_name in sys.argv[2:] or WRITERS:
+        WRITERS[file_name]()

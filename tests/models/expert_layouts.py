@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from transformers import FineGrainedFP8Config, PreTrainedModel
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
-from tests.models import tiny, vision
+from tests.models import published, tiny, vision
 
 Tensors = dict[str, torch.Tensor]
 
@@ -47,6 +47,8 @@ FAMILIES = {
     "gpt_oss": {**tiny.GPT_OSS, **_SIZES, "num_local_experts": 16, "intermediate_size": 32},
 }  # fmt: skip
 LAYOUTS = ("single", "stacked", "transposed")
+APART = "apart"
+"""A tensor per expert in which gate and up lie as in that of all: `gate_up_projs.N.weight`."""
 _ON_THEIR_SIDE = ("llama4", "gpt_oss")
 """As transformers holds them."""
 _EXPERT = re.compile(r"(.*\.experts)\.(gate_up|down)_proj(_bias)?")
@@ -105,6 +107,15 @@ class Fp8Whole(Format):
         return Stored(parts, codes.float() * scale)
 
 
+class Nvfp4(Format):
+    """As ModelOpt writes them."""
+
+    def store(self, weight: torch.Tensor) -> Stored:
+        parts, decoded = published.modelopt(weight)
+        return Stored({f"_{name}" if name != "weight" else "": x for name, x in parts.items()},
+                      decoded)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Compressed(Format):
     """As the package compressed-tensors writes them, expert by expert."""
@@ -113,6 +124,11 @@ class Compressed(Format):
     packing: str = ""
 
     def store(self, weight: torch.Tensor) -> Stored:
+        if weight.dim() == 3:
+            each = [self.store(x) for x in weight]
+            names = [name for name in each[0].parts if name != "_shape"]
+            parts = {name: torch.stack([x.parts[name] for x in each]) for name in names}
+            return Stored(parts, torch.stack([x.weight for x in each]))
         assert self.scheme is not None and self.scheme.weights is not None
         compressor = BaseCompressor.get_value_from_registry(self.packing)
         args = self.scheme.weights
@@ -140,7 +156,17 @@ FORMATS = {
     "compressed int4": _compressed(
         "pack-quantized", "INT4", num_bits=4, strategy="group", group_size=32
     ),
+    "compressed int8": _compressed("int-quantized", "INT8", num_bits=8, strategy="channel"),
+    "nvfp4": Nvfp4({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "FP4"),
 }
+ALSO = [
+    ("qwen3_moe", APART, "plain"), ("gpt_oss", APART, "plain"), ("gpt_oss", APART, "fp8 rows"),
+    ("gemma4", "single", "nvfp4"), ("qwen3_moe", "stacked", "nvfp4"),
+    ("llama4", "transposed", "nvfp4"), ("gpt_oss", "transposed", "nvfp4"),
+    ("qwen3_vl_moe", "stacked", "compressed int4"), ("gpt_oss", "stacked", "compressed int8"),
+    ("qwen3_5_moe", "single", "compressed int8"), ("llama4", "stacked", "compressed fp8"),
+]  # fmt: skip
+"""Layouts and formats of single families."""
 
 
 def write(folder: Path, family: str, layout: str, format: Format) -> PreTrainedModel:
@@ -172,17 +198,21 @@ def _experts(name: str, held: torch.Tensor, family: str, layout: str, format: Fo
     means."""
     stack, matrix, is_bias = _EXPERT.fullmatch(name).groups()
     upright = held.mT if family in _ON_THEIR_SIDE and not is_bias else held
-    if layout != "single":
+    if layout in LAYOUTS[1:]:
+        layered = isinstance(format, Compressed)  # transformers' own parameters are no layers
         if is_bias:
-            return {name: held}
+            return {f"{name.removesuffix('_bias')}.bias" if layered else name: held}
+        named = f"{name}.weight" if layered else name
         stored = format.store(upright.contiguous())
         upright.copy_(stored.weight)
-        made = {name + suffix: part for suffix, part in stored.parts.items()}
+        made = {named + suffix: part for suffix, part in stored.parts.items()}
         return made if layout == "stacked" else {key: _turned(key, x) for key, x in made.items()}
     made = {}
     for expert in range(len(upright)):
-        for part, rows in _parts(matrix, upright.shape[1], in_turn=family == "gpt_oss"):
+        for part, rows in _parts(matrix, upright.shape[1], layout, in_turn=family == "gpt_oss"):
             layer = f"{stack}.{expert}.{part}_proj."
+            if layout == APART:
+                layer = f"{stack}.{part}_projs.{expert}."
             if is_bias:
                 made[layer + "bias"] = upright[expert, rows]
                 continue
@@ -206,9 +236,9 @@ def _turned(name: str, part: torch.Tensor) -> torch.Tensor:
     return part if part.dim() < 3 or name.endswith(".down_proj_scale") else part.mT
 
 
-def _parts(matrix: str, rows: int, in_turn: bool) -> Iterator[tuple[str, slice]]:
-    if matrix == "down":
-        yield "down", slice(0, rows)
+def _parts(matrix: str, rows: int, layout: str, in_turn: bool) -> Iterator[tuple[str, slice]]:
+    if matrix == "down" or layout == APART:
+        yield matrix, slice(0, rows)
     elif in_turn:
         yield from (("gate", slice(0, rows, 2)), ("up", slice(1, rows, 2)))
     else:

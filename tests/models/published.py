@@ -26,6 +26,25 @@ def linears(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
     }
 
 
+def modelopt(weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """NVFP4 as ModelOpt has it: tensors of a matrix, or of all experts', and the weights that they
+    say. The largest of 16 weights becomes 6 times their scale, the largest scale 448 times that of
+    the whole."""
+    groups = weight.unflatten(-1, (-1, 16))
+    whole = weight.abs().amax() / (6 * 448)
+    scale = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+    each = (scale.float() * whole).unsqueeze(-1)
+    numbers = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6))
+    codes = ((groups.abs() / each).unsqueeze(-1) - numbers).abs().argmin(-1)
+    decoded = numbers[codes] * each * groups.sign()
+    codes = (codes + 8 * (groups < 0)).flatten(-2).to(torch.uint8)
+    parts = {
+        "weight": codes[..., ::2] + 16 * codes[..., 1::2], "weight_scale": scale,
+        "weight_scale_2": whole, "input_scale": torch.tensor(0.1),
+    }  # fmt: skip
+    return parts, decoded.flatten(-2)
+
+
 def save(
     folder: Path,
     model: PreTrainedModel,

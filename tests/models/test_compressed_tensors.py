@@ -57,6 +57,11 @@ CASES = {
         "pack-quantized", {"num_bits": 4, "symmetric": False, "strategy": "channel"},
         "UINT4", "Q4_1",
     ),
+    "w3a16": Case("pack-quantized", {"num_bits": 3, **WIDE}, "INT4", "Q4_0"),
+    "w3a16 asymmetric": Case(
+        "pack-quantized", {"num_bits": 3, "symmetric": False, **GROUP}, "UINT4", "Q4_1"
+    ),
+    "w2a16": Case("pack-quantized", {"num_bits": 2, **GROUP}, "INT4", "Q4_0"),
     "w8a16": Case("pack-quantized", {"num_bits": 8, **WIDE}, "INT8", "Q8_0"),
     "w8a16 asymmetric": Case(
         "pack-quantized", {"num_bits": 8, "symmetric": False, **GROUP}, "DECODED", "Q8_0"

@@ -29,25 +29,7 @@ from tests.models.driver import Driver
 SIZES = {"hidden_size": 256, "intermediate_size": 192, "vocab_size": 208}
 IDS = tiny.random_ids(40, vocab_size=208)
 FORMAT = "nvfp4-pack-quantized"
-NUMBERS = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6))
 Parts = dict[str, torch.Tensor]
-
-
-def modelopt(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
-    """A layer's tensors, and its weights as they say. The largest of 16 weights becomes 6 times
-    their scale, the largest scale 448 times that of the whole."""
-    groups = weight.unflatten(1, (-1, 16))
-    whole = weight.abs().amax() / (6 * 448)
-    scale = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
-    each = (scale.float() * whole).unsqueeze(-1)
-    codes = (groups.abs() / each - NUMBERS.view(-1, 1, 1, 1)).abs().argmin(0)
-    decoded = NUMBERS[codes] * each * groups.sign()
-    codes = (codes + 8 * (groups < 0)).flatten(1).to(torch.uint8)
-    parts = {
-        "weight": codes[:, ::2] + 16 * codes[:, 1::2], "weight_scale": scale,
-        "weight_scale_2": whole, "input_scale": torch.tensor(0.1),
-    }  # fmt: skip
-    return parts, decoded.flatten(1)
 
 
 def compressed(weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
@@ -79,7 +61,8 @@ def compressed_config() -> dict:
 
 CASES = {
     "modelopt": (
-        modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
+        published.modelopt,
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
     ),
     "compressed-tensors": (compressed, compressed_config()),
 }  # fmt: skip
@@ -158,7 +141,7 @@ def test_packed_weights_stay_close(case, tmp_path):
 def test_held_in_six_bits_nothing_but_the_scales_is_rounded():
     """By the gguf package's reading of Q6_K; scales of fp16 are within half of their last bit."""
     torch.manual_seed(0)
-    parts, expected = modelopt(torch.randn(64, 1024))
+    parts, expected = published.modelopt(torch.randn(64, 1024))
     raw = blocks(parts)
     held = repacked(raw, "FP4", "Q6_K").numpy()
     found = torch.from_numpy(quants.dequantize(held, GGMLQuantizationType.Q6_K))
@@ -169,7 +152,7 @@ def test_scales_that_seven_bits_cannot_tell_apart_are_rounded():
     """Within half a step, of which the largest of 256 columns has 64 at least."""
     torch.manual_seed(0)
     sizes = torch.logspace(0, -4, 64).repeat_interleave(16)
-    parts, expected = modelopt(torch.randn(16, 1024) * sizes)
+    parts, expected = published.modelopt(torch.randn(16, 1024) * sizes)
     held = repacked(blocks(parts), "FP4", "Q6_K").numpy()
     found = torch.from_numpy(quants.dequantize(held, GGMLQuantizationType.Q6_K))
     largest = expected.unflatten(1, (-1, 256)).abs().amax(-1, keepdim=True)
@@ -178,7 +161,7 @@ def test_scales_that_seven_bits_cannot_tell_apart_are_rounded():
 
 
 def test_scales_that_are_nan_are_refused():
-    parts, _ = modelopt(torch.randn(16, 256))
+    parts, _ = published.modelopt(torch.randn(16, 256))
     raw = blocks(parts)
     raw[3, 4] = 0x7F
     with pytest.raises(CheckpointError, match="NaN"):
@@ -207,7 +190,7 @@ def test_experts(tmp_path):
         if not name.endswith("_proj.weight"):
             packed[name] = plain[name] = weight
             continue
-        parts, plain[name] = modelopt(weight)
+        parts, plain[name] = published.modelopt(weight)
         packed |= {f"{name.rpartition('.')[0]}.{part}": value for part, value in parts.items()}
     save_file(packed, quantized / "model.safetensors")
     save_file(plain, decoded / "model.safetensors", {"format": "pt"})

@@ -1,7 +1,7 @@
 """A dense decoder's spec with experts in place of the feed-forward part of some layers."""
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagoda.arch.names import linear_rules
@@ -11,8 +11,32 @@ MAX_EXPERTS = 1 << 16
 
 Layout = Literal["single", "stacked"]
 _PARAM = "layers.{layer}.mlp."
-_LAYOUTS: tuple[Layout, ...] = ("stacked", "single")
 _NAMES = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """What the tensors of experts are called, behind `experts.` and before what they are."""
+
+    layout: Layout
+    gate_up: tuple[str, ...]
+    """Both, or one that holds both, one behind the other."""
+    down: str
+    weight: str = ".weight"
+    bias: str = ".bias"
+
+
+_NAMINGS = (
+    # As transformers holds them in memory; quantizers write `.weight_packed` and such behind it.
+    _Naming("stacked", ("gate_up_proj",), "down_proj", "", "_bias"),
+    _Naming("stacked", ("gate_up_proj",), "down_proj"),
+    # As quantizers leave what they have taken apart: compressed-tensors, ModelOpt, GPTQ, AWQ.
+    _Naming("single", ("{expert}.gate_proj", "{expert}.up_proj"), "{expert}.down_proj"),
+    _Naming("single", ("{expert}.gate_up_proj",), "{expert}.down_proj"),
+    # As Unsloth takes gpt-oss apart for bitsandbytes.
+    _Naming("single", ("gate_up_projs.{expert}",), "down_projs.{expert}"),
+)
+"""How experts are published, whatever a family's own checkpoints have."""
 
 
 def with_experts(
@@ -52,19 +76,21 @@ def expert_rules(
     stored = ExpertTensors(experts.num_experts, layout, interleaved=interleaved)
     kinds = ("weight", "bias") if experts.bias else ("weight",)
     params = [f"{param}{name}.{kind}" for name in ("gate_up", "down") for kind in kinds]
-    return [_expert_rule(param, stored, source, names) for param in params]
+    naming = _NAMINGS[0]
+    if layout == "single":
+        gate, up, down = (f"{{expert}}.{name}" for name in names)
+        naming = _Naming("single", (gate, up), down)
+    return [_expert_rule(param, stored, source, naming) for param in params]
 
 
-def _expert_rule(
-    param: str, stored: ExpertTensors, before: str, names: tuple[str, str, str] = _NAMES
-) -> WeightRule:
+def _expert_rule(param: str, stored: ExpertTensors, before: str, naming: _Naming) -> WeightRule:
     _, name, kind = param.rsplit(".", 2)
-    parts = names[:2] if name == "gate_up" else names[2:]
-    if stored.layout == "single":
-        sources = tuple(f"{before}experts.{{expert}}.{part}.{kind}" for part in parts)
-        return WeightRule(param, sources, experts=replace(stored, parts=1))
-    fused = f"{before}experts.{name}_proj" + ("" if kind == "weight" else "_bias")
-    return WeightRule(param, (fused,), experts=replace(stored, parts=len(parts)))
+    parts = naming.gate_up if name == "gate_up" else (naming.down,)
+    ending = naming.weight if kind == "weight" else naming.bias
+    matrices = 2 if name == "gate_up" else 1
+    experts = replace(stored, layout=naming.layout, parts=matrices // len(parts))
+    sources = tuple(f"{before}experts.{part}{ending}" for part in parts)
+    return WeightRule(param, sources, experts=experts)
 
 
 def single_rules(experts: MoeSpec, prefix: str = "model.layers.{layer}.mlp.") -> list[WeightRule]:
@@ -98,8 +124,8 @@ def shared_rules(experts: MoeSpec, names: str) -> list[WeightRule]:
 
 
 def as_stored(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
-    """With experts' tensors as they are in a checkpoint of safetensors: one for each expert or one
-    of all."""
+    """With experts' tensors as they are in a checkpoint of safetensors (`_NAMINGS`): one for each
+    expert or one of all."""
     head = spec.draft_head
     if head is not None:
         head = replace(head, weights=tuple(_as_found(rule, tensors) for rule in head.weights))
@@ -110,9 +136,12 @@ def as_stored(spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
 def _as_found(rule: WeightRule, tensors: Collection[str]) -> WeightRule:
     if rule.experts is None or _is_found(rule, tensors):
         return rule
-    before = rule.sources[0].partition("experts.")[0]
-    for layout in _LAYOUTS:
-        found = _expert_rule(rule.param, replace(rule.experts, layout=layout), before)
+    first = rule.sources[0]
+    before, named, _ = first.partition("experts.")
+    if not named:  # Granite's have names of their own: what stands before these
+        before = first.rsplit(".", 2)[0] + "."
+    for naming in _NAMINGS:
+        found = _expert_rule(rule.param, rule.experts, before, naming)
         found = replace(found, layers=rule.layers)
         if _is_found(found, tensors):
             return found

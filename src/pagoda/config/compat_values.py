@@ -13,7 +13,7 @@ _UNREAD = (
     Fact(
         "only safetensors and GGUF are read",
         has=("pagoda.weights.safetensors", "pagoda.weights.gguf.checkpoint"),
-        lacks=("pickle", "npcache", "tensorizer", "sharded_state", "bitsandbytes"),
+        lacks=("pickle", "npcache", "tensorizer", "sharded_state"),
     ),
 )
 _SMALL_CACHE_TYPES = (
@@ -21,8 +21,15 @@ _SMALL_CACHE_TYPES = (
     "int4_per_token_head", "nvfp4", "nvfp4_4over6", "nvfp4_ds_mla",
     "ultraquant_4bit",
 )  # fmt: skip
-_OTHER_READERS = ("runai_streamer", "fastsafetensors", "instanttensor", "hf", "mistral")
-_OTHER_FILES = ("pt", "npcache", "tensorizer", "sharded_state", "bitsandbytes")
+_OTHER_READERS = (
+    "runai_streamer",
+    "fastsafetensors",
+    "instanttensor",
+    "hf",
+    "mistral",
+    "bitsandbytes",
+)
+_OTHER_FILES = ("pt", "npcache", "tensorizer", "sharded_state")
 
 _TEMPLATE_DECIDES = (
     "auto",
@@ -69,7 +76,7 @@ None refuses."""
 QUANTIZATION_IN_CHECKPOINT = frozenset((
     "awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin", "auto_gptq", "compressed-tensors",
     "gguf", "mxfp4", "modelopt", "modelopt_fp4", "quark", "torchao", "auto-round", "inc",
-    "fbgemm_fp8",
+    "fbgemm_fp8", "bitsandbytes",
 ))  # fmt: skip
 """`--quantization` values that only repeat what the checkpoint says."""
 

@@ -87,11 +87,13 @@ def _lying(tensors: Mapping[str, TensorInfo]) -> list[str]:
 
 
 def _is_lying(gate_up: TensorInfo, down: TensorInfo) -> bool:
+    """Bytes hold two codes of following columns each, as ModelOpt's NVFP4 has them."""
     pair = (gate_up, down)
     if any(len(x.shape) != 3 or FORMATS[x.type].block_elements > 1 for x in pair):
         return False  # blocks cannot be turned
+    each = 2 if gate_up.type == "U8" else 1
     _, hidden, both = gate_up.shape
-    return down.shape[1:] == (both // 2, hidden) and both % 2 == 0
+    return down.shape[1:] == (both // 2 // each, hidden * each) and both % (2 * each) == 0
 
 
 def _turns_with(scale: TensorInfo, lying: TensorInfo) -> bool:

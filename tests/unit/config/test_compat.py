@@ -90,7 +90,7 @@ def test_quantizing_at_load(method):
     assert flags.engine_config(namespace).model.quantization == method
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "nf4", "int8_per_channel_weight_only"])
+@pytest.mark.parametrize("method", ["nf4", "int8_per_channel_weight_only"])
 def test_quantizing_at_load_in_other_ways_is_refused(method):
     with pytest.raises(ConfigError, match=f"--quantization {method} is not supported yet"):
         answer(f"-q {method}")

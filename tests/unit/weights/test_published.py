@@ -51,6 +51,7 @@ CONFIGS = {
     },
     "fp8": {"weight_block_size": [32, GROUP]},
     "modelopt": {"quant_algo": "NVFP4"},
+    "bitsandbytes": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
 }
 
 
@@ -287,7 +288,8 @@ def test_every_method_says_what_it_is():
     ("method", "changes", "message"),
     [
         ("hqq", {}, "quantized by 'hqq'.*known are auto-round, awq"),
-        ("gptq", {"bits": 2}, "GPTQ in 2 bits"),
+        ("gptq", {"bits": 5}, "GPTQ in 5 bits"),
+        ("bitsandbytes", {"bnb_4bit_quant_type": "af4"}, "bitsandbytes in 'af4'"),
         ("gptq", {"checkpoint_format": "marlin"}, "GPTQ packed for 'marlin'"),
         ("gptq", {"pack_dtype": "int8"}, "GPTQ packed into int8"),
         ("awq", {"version": "gemv"}, "AWQ packed for 'gemv'"),
@@ -311,6 +313,7 @@ def test_what_is_not_supported_is_named(method, changes, message):
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
+        ("bitsandbytes", {"load_in_8bit": True}, "load_in_4bit or load_in_8bit must be true"),
         ("gptq", {"bits": "four"}, "quantization_config.bits must be a whole number"),
         ("gptq", {"sym": 1}, "quantization_config.sym must be true or false"),
         ("gptq", {"dynamic": {"[": {}}}, "is no regular expression"),
@@ -338,3 +341,29 @@ def test_other_bits_for_some_layers():
         checkpoint = PublishedCheckpoint(Memory(parts), method_of(config(method, **changes)))
         assert checkpoint.tensors["a.proj.weight"].shape == (OUT, IN)
         assert checkpoint.tensors["a.proj.weight"].type == "INT8"
+
+
+@pytest.mark.parametrize("method", PARTS)
+def test_all_experts_in_one_tensor_are_as_each_apart(method):
+    """Every part has a first dimension more; what is one number may be of all."""
+    count = 3
+    apart = [Memory(PARTS[method]) for _ in range(count)]
+    for expert, memory in enumerate(apart):
+        for name, raw in memory.raw.items():
+            if memory.tensors[name].shape and not name.endswith("g_idx"):
+                memory.raw[name] = np.roll(raw, expert)
+    parts = [(p, k, (count, *s) if s else s) for p, k, s in PARTS[method]]
+    together = Memory(parts)
+    for name, info in together.tensors.items():
+        raws = [np.atleast_2d(memory.raw[name]) for memory in apart]
+        together.raw[name] = np.concatenate(raws) if info.shape else raws[0]
+    found = PublishedCheckpoint(together, method_of(config(method)))
+    (info,) = found.tensors.values()
+    each = [PublishedCheckpoint(memory, method_of(config(method))) for memory in apart]
+    one = each[0].tensors["a.proj.weight"]
+    assert (info.shape, info.type, info.group) == ((count, OUT, IN), one.type, one.group)
+    expected = np.concatenate([x.read("a.proj.weight") for x in each])
+    assert found.read(info.name).nbytes == info.nbytes == expected.nbytes
+    assert np.array_equal(found.read(info.name), expected)
+    part = found.read(info.name, slice(OUT - 8, 2 * OUT + 8))
+    assert np.array_equal(part, expected[OUT - 8 : 2 * OUT + 8])

@@ -109,7 +109,7 @@ def test_a_stack_is_as_its_scales_say(shape, suffix):
 @pytest.mark.parametrize("shape", [(COUNT + 1, OUT, 1), (COUNT, OUT + 1), (2, 2), (COUNT, 2, 2, 1)])
 def test_scales_of_another_model(shape):
     codes, scales = random(shape)
-    with pytest.raises(CheckpointError, match=r"down_proj_scale_inv has the shape.*one scale for"):
+    with pytest.raises(CheckpointError, match=r"down_proj_scale_inv has the shape.*each of"):
         published(weight=codes, scale=scales)
 
 

@@ -15,7 +15,7 @@ _COSTS: Mapping[tuple[str, str], str] = {
     ("FP8", "Q8_0"): "rounded once more, by 0.55% (rms)",
     ("FP4", "Q6_K"): "the same codes, scales in a byte times fp16",
     ("FP4", "Q8_0"): "rounded once more, by 0.57% (rms)",
-    ("DECODED", "Q8_0"): "rounded once more, by 0.5% (rms), for its scales cover no whole blocks",
+    ("DECODED", "Q8_0"): "rounded once more, by 0.5% (rms), for no packed form holds its numbers",
 }
 
 

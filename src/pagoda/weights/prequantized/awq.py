@@ -10,7 +10,7 @@ import numpy as np
 
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.prequantized.matrix import Fields, Layer, Matrix, numbers
-from pagoda.weights.prequantized.packing import Bytes, across, word_span, words
+from pagoda.weights.prequantized.packing import Bytes, word_span, words
 from pagoda.weights.prequantized.settings import Settings
 
 _BITS = 4
@@ -82,4 +82,7 @@ class AwqMatrix(Matrix):
     ) -> Bytes:
         span, inside = word_span(rows, _BITS)
         packed = np.ascontiguousarray(words(source, info, columns, span).T)
-        return across(packed, _BITS, _ORDER)[inside]
+        codes = np.empty((len(packed), _PER_WORD, packed.shape[1]), np.uint8)
+        for index, place in enumerate(_ORDER):
+            codes[:, index] = (packed >> np.uint32(place * _BITS)) & np.uint32(15)
+        return codes.reshape(-1, packed.shape[1])[inside]

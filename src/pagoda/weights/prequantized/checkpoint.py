@@ -12,8 +12,9 @@ from pagoda.base.machine import usable_threads
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.formats import FORMATS
 from pagoda.weights.kv_scales import is_kv_scale
-from pagoda.weights.prequantized.matrix import Layer, Matrix
+from pagoda.weights.prequantized.matrix import Layer, Made
 from pagoda.weights.prequantized.select import Method
+from pagoda.weights.prequantized.stack import matrix_of
 from pagoda.weights.upright import SCALES
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second to import, and headers need none
@@ -43,6 +44,8 @@ _LEFT_OUT: Mapping[str, str] = {
 }
 """Parts of quantized checkpoints that no matrix is made of, and why that is right."""
 
+# bitsandbytes has a layer's other tensors below its weight.
+_BELOW_WEIGHT = ".weight."
 _OF_ALL_EXPERTS = re.compile(r"(.*\.experts\.(?:gate_up|down)_proj)((?:_\w+)?)")
 
 
@@ -58,7 +61,7 @@ class PublishedCheckpoint:
         self._inner = inner
         self._threads = usable_threads()
         self._pool = ThreadPoolExecutor(self._threads, "unpack")
-        self._matrices: dict[str, Matrix] = {}
+        self._matrices: dict[str, Made] = {}
         self.metadata = inner.metadata
         self.tensors = self._collect(method)
 
@@ -108,7 +111,10 @@ class PublishedCheckpoint:
         for name, info in self._inner.tensors.items():
             layer, part = _layer_and_part(name)
             layers[layer][part] = info
-        made = {name: method.matrix(Layer(name, parts)) for name, parts in layers.items()}
+        made = {
+            name: matrix_of(method, Layer(name, parts, self._inner))
+            for name, parts in layers.items()
+        }
         tensors: dict[str, TensorInfo] = {}
         left_out: Counter[str] = Counter()
         for name, info in self._inner.tensors.items():
@@ -130,6 +136,9 @@ def _layer_and_part(name: str) -> tuple[str, str]:
     """`a.proj.weight_scale` is the `weight_scale` of `a.proj`; and of all experts' tensors, whose
     names have no `.weight`, `experts.down_proj_scale_inv` the `weight_scale_inv` of
     `experts.down_proj`."""
+    layer, below, part = name.partition(_BELOW_WEIGHT)
+    if below:
+        return layer, f"weight.{part}"
     of_all = _OF_ALL_EXPERTS.fullmatch(name)
     if of_all is None:
         layer, _, part = name.rpartition(".")

@@ -1,6 +1,7 @@
 """compressed-tensors, the format of llm-compressor (github.com/vllm-project/compressed-tensors).
 
-Packed layers are `weight_packed` [out, in * bits / 32] of int32, `weight_scale` [out, groups],
+Packed layers are `weight_packed` [out, in * bits / 32] of int32 (with 2 and 3 bits the same numbers
+become codes of 4), `weight_scale` [out, groups],
 `weight_zero_point` [out * bits / 32, groups] where asymmetric, `weight_g_idx` [in] where columns
 are in activation order; others `weight` of E4M3 or I8, `weight_scale` and `weight_zero_point`.
 NVFP4 is `weight_packed` [out, in / 2] of U8, `weight_scale` [out, in / 16] of E4M3 and
@@ -16,11 +17,19 @@ from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.prequantized.matrix import Fields, Indices, Layer, Matrix
 from pagoda.weights.prequantized.nvfp4 import COMPRESSED, Nvfp4Matrix
-from pagoda.weights.prequantized.packing import Bytes, across, along_rows, word_span, words
+from pagoda.weights.prequantized.packing import (
+    Bytes,
+    along_rows,
+    as_symmetric,
+    codes_per_run,
+    word_span,
+    words,
+)
 from pagoda.weights.prequantized.scaled import ScaledMatrix, Scales
 from pagoda.weights.prequantized.settings import Settings
 
 _NVFP4 = "nvfp4-pack-quantized"
+_KNOWN = (("int", 2), ("int", 3), ("int", 4), ("int", 8), ("float", 8))
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", _NVFP4)
 
 
@@ -120,7 +129,7 @@ def from_config(settings: Settings) -> CompressedTensors:
 
 def _scheme(targets: tuple[str, ...], weights: Settings, packing: str) -> Scheme:
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
-    known = (("float", 4),) if packing == _NVFP4 else (("int", 4), ("int", 8), ("float", 8))
+    known = (("float", 4),) if packing == _NVFP4 else _KNOWN
     if (kind, bits) not in known:
         raise weights.unsupported(f"{kind} weights of {bits} bits in compressed-tensors")
     for target in targets:
@@ -150,20 +159,22 @@ def _scheme(targets: tuple[str, ...], weights: Settings, packing: str) -> Scheme
 
 class PackedMatrix(Matrix):
     def __init__(self, layer: Layer, bits: int, symmetric: bool):
-        self._bits, per_word = bits, 32 // bits
+        self._bits, run = bits, codes_per_run(bits)
         rows, packed_columns = layer.sizes("weight_packed")
-        shape = (rows, packed_columns * per_word)
+        shape = (rows, packed_columns * 32 // bits)
+        if shape[1] % run:
+            raise layer.misshapen(layer.part("weight_packed"), f"columns by {run}")
         self._scales = Scales(layer, "weight_scale", shape, None)
         self._zeros = None
         if not symmetric:
             self._zeros = layer.part("weight_zero_point")
             groups = shape[1] // self._scales.group_size
-            packed_rows = -(-shape[0] // per_word) if self._zeros.type == "I32" else shape[0]
+            packed_rows = -(-shape[0] * bits // 32) if self._zeros.type == "I32" else shape[0]
             layer.check("weight_zero_point", (packed_rows, groups))
         self._scattered = "weight_g_idx" in layer.parts
         if self._scattered:
             layer.check("weight_g_idx", (shape[1],))
-        kind = f"INT{bits}" if symmetric else f"UINT{bits}"
+        kind = f"{'' if symmetric else 'U'}INT{max(4, bits)}"
         super().__init__(layer, shape, kind, 0 if self._scattered else self._scales.group_size)
 
     @property
@@ -180,8 +191,8 @@ class PackedMatrix(Matrix):
         packed = words(source, self.layer.parts["weight_packed"], rows, span)
         codes = along_rows(packed, self._bits)[:, inside]
         zeros = self._zero_points(source, rows)
-        if zeros is None and self._bits == 8:
-            codes = codes ^ np.uint8(128)  # to signed bytes
+        if zeros is None:
+            codes = as_symmetric(codes, self._bits)
         scales = self._scales.read(source, rows)
         return Fields(codes, scales, zeros, self._group_of(source, columns))
 
@@ -190,7 +201,8 @@ class PackedMatrix(Matrix):
             return None
         if self._zeros.type == "I32":
             span, inside = word_span(rows, self._bits)
-            return across(words(source, self._zeros, span), self._bits)[inside]
+            packed = words(source, self._zeros, span)
+            return along_rows(packed.T, self._bits).T[inside]
         # As older versions wrote them: signed bytes, which the middle makes unsigned.
         return source.read(self._zeros.name, rows) + np.uint8(1 << (self._bits - 1))
 

@@ -2,6 +2,7 @@
 
 A layer is `qweight` [in * bits / 32, out] of int32 (codes of following input columns in a word),
 `scales` [groups, out], `qzeros` [groups, out * bits / 32] and `g_idx` [in], each column's group.
+Codes of 2 and 3 bits become the same numbers among those of 4.
 """
 
 import re
@@ -14,7 +15,14 @@ import numpy as np
 from pagoda.base.errors import CheckpointError
 from pagoda.weights.checkpoint import Checkpoint
 from pagoda.weights.prequantized.matrix import Fields, Indices, Layer, Matrix, numbers
-from pagoda.weights.prequantized.packing import Bytes, across, along_rows, word_span, words
+from pagoda.weights.prequantized.packing import (
+    Bytes,
+    along_rows,
+    as_symmetric,
+    codes_per_run,
+    word_span,
+    words,
+)
 from pagoda.weights.prequantized.settings import Settings
 
 
@@ -88,8 +96,8 @@ def from_config(settings: Settings) -> Gptq:
 
 def _bits(settings: Settings, default: int) -> int:
     bits = settings.integer("bits", default)
-    if bits not in (4, 8):
-        raise settings.unsupported(f"GPTQ in {bits} bits (known are 4 and 8)")
+    if bits not in (2, 3, 4, 8):
+        raise settings.unsupported(f"GPTQ in {bits} bits (known are 2, 3, 4 and 8)")
     return bits
 
 
@@ -112,21 +120,21 @@ def _patterns(dynamic: Settings | None) -> tuple[tuple[str, Mapping[str, Any]], 
 class GptqMatrix(Matrix):
     def __init__(self, layer: Layer, method: Gptq):
         self._bits, self._offset = method.bits, method.zero_offset
-        per_word = 32 // method.bits
+        run = codes_per_run(method.bits)
         packed_rows, rows = layer.sizes("qweight")
-        columns = packed_rows * per_word
+        columns = packed_rows * 32 // method.bits
         group_size = columns if method.group_size < 0 else method.group_size
-        if group_size < 1 or rows % per_word:
+        if group_size < 1 or rows % run or columns % run:
             raise layer.misshapen(
-                layer.part("qweight"), f"groups of {group_size} columns and rows by {per_word}"
+                layer.part("qweight"), f"groups of {group_size} columns, and both sizes by {run}"
             )
         self._group_size, self._groups = group_size, -(-columns // group_size)
         layer.check("scales", (self._groups, rows))
-        layer.check("qzeros", (self._groups, rows // per_word))
+        layer.check("qzeros", (self._groups, rows * method.bits // 32))
         if "g_idx" in layer.parts:
             layer.check("g_idx", (columns,))
         self._symmetric = method.symmetric
-        kind = f"INT{method.bits}" if method.symmetric else f"UINT{method.bits}"
+        kind = f"{'' if method.symmetric else 'U'}INT{max(4, method.bits)}"
         self._in_order = not (method.act_order and "g_idx" in layer.parts and self._groups > 1)
         super().__init__(layer, (rows, columns), kind, group_size if self._in_order else 0)
 
@@ -143,14 +151,13 @@ class GptqMatrix(Matrix):
         if self._symmetric:
             self._check_symmetric(zeros)
             zeros = None
-            if self._bits == 8:
-                codes = codes ^ np.uint8(128)  # to signed bytes
+            codes = as_symmetric(codes, self._bits)
         return Fields(codes, scales, zeros, self._group_of(source)[columns])
 
     def _zeros(self, source: Checkpoint, rows: slice) -> Bytes:
         span, inside = word_span(rows, self._bits)
         packed = words(source, self.layer.parts["qzeros"], None, span)
-        stored = across(packed.T, self._bits)[inside]
+        stored = along_rows(packed, self._bits).T[inside]
         return (stored + np.uint8(self._offset)) & np.uint8((1 << self._bits) - 1)
 
     def _check_symmetric(self, zeros: Bytes | None) -> None:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,10 @@ class Layer:
 
     name: str
     parts: Mapping[str, TensorInfo]
+    source: Checkpoint
+    """What they are read from: of some formats sizes are no header's business."""
+    stack: int = 0
+    """It stands for one of so many experts' (`prequantized.stack`); 0 for a layer of its own."""
 
     @property
     def matrix_name(self) -> str:
@@ -62,15 +67,8 @@ class Layer:
         """Sizes of a part that must be a matrix."""
         info = self.part(name)
         if len(info.shape) != 2 or 0 in info.shape:
-            raise self.misshapen(info, "a matrix")
-        return info.shape[0], info.shape[1]
-
-    def stack_sizes(self, name: str) -> tuple[int, ...]:
-        """Sizes of a part that must be a matrix, or one of each expert."""
-        info = self.part(name)
-        if len(info.shape) not in (2, 3) or 0 in info.shape:
             raise self.misshapen(info, "a matrix, or one of each expert")
-        return info.shape
+        return info.shape[0], info.shape[1]
 
     def check(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
         """The part, if it has that shape."""
@@ -80,9 +78,11 @@ class Layer:
         return info
 
     def misshapen(self, info: TensorInfo, wanted: str) -> CheckpointError:
+        whose = f" for each of {self.stack} experts" if self.stack else ""
         return CheckpointError(
-            f"Tensor {info.name} has the shape {list(info.shape)}, but the layer's other tensors "
-            f"and quantization_config ask for {wanted}; one of them belongs to another model."
+            f"Tensor {info.name} has the shape {list(info.shape)}{whose}, but the layer's other "
+            f"tensors and quantization_config ask for {wanted}; one of them belongs to another "
+            "model."
         )
 
 
@@ -100,14 +100,27 @@ class Fields:
     """The group of each column, [columns]."""
 
 
-class Matrix(ABC):
-    """What a method makes of a layer: one matrix [out_features, in_features], or as many as there
-    are experts."""
+class Made(Protocol):
+    """What a method makes of a layer."""
 
-    def __init__(self, layer: Layer, shape: tuple[int, ...], kind: str, group_size: int):
-        """`shape` is [out_features, in_features], of a stack behind [experts]. `kind` is INT4,
-        UINT4, INT8, UINT8, FP8 or FP4. `group_size` is the run of columns that share a scale; 0
-        where these lie scattered."""
+    layer: Layer
+    info: TensorInfo
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """The layer's parts that it is made of."""
+
+    def read(self, source: Checkpoint, rows: slice, columns: slice) -> Bytes:
+        """uint8 [rows, bytes per row] in the storage format of `info`; with a first dimension of
+        experts the rows of all lie behind each other."""
+
+
+class Matrix(ABC):
+    """One matrix [out_features, in_features] of codes, and scales that runs of columns share."""
+
+    def __init__(self, layer: Layer, shape: tuple[int, int], kind: str, group_size: int):
+        """`shape` is [out_features, in_features]. `kind` is INT4, UINT4, INT8, UINT8, FP8 or FP4.
+        `group_size` is the run of columns that share a scale; 0 where these lie scattered."""
         self.layer = layer
         self.kind = kind
         columns = shape[-1]
@@ -125,8 +138,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def fields(self, source: Checkpoint, rows: slice, columns: slice) -> Fields:
-        """That slice, of a stack with the rows of all experts behind each other; `columns` lie on
-        blocks of 32 unless the storage format is DECODED."""
+        """That slice; `columns` lie on blocks of 32 unless the storage format is DECODED."""
 
     def read(self, source: Checkpoint, rows: slice, columns: slice) -> Bytes:
         """uint8 [rows, bytes per row] in the storage format of `info`."""

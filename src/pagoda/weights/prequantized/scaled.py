@@ -1,7 +1,5 @@
 """Matrices of one byte per weight, with scales beside them: fp8, and int8 of compressed-tensors."""
 
-from math import prod
-
 import numpy as np
 
 from pagoda.base.errors import CheckpointError
@@ -22,39 +20,33 @@ _ONE = ((), (1,), (1, 1))
 
 
 class Scales:
-    """Scales of a whole matrix, of its rows, of groups of columns, or of blocks of both; of a
-    stack's matrices each has such, or all have one."""
+    """Scales of a whole matrix, of its rows, of groups of columns, or of blocks of both."""
 
     def __init__(
-        self, layer: Layer, part: str, shape: tuple[int, ...], block: tuple[int, int] | None
+        self, layer: Layer, part: str, shape: tuple[int, int], block: tuple[int, int] | None
     ):
         """CheckpointError where `part` has none of these shapes; `block` is what
         quantization_config says."""
         self._info = layer.part(part)
-        *stack, rows, columns = shape
+        rows, columns = shape
         found = self._info.shape
-        each = found
-        if stack and found not in _ONE:
-            each = found[1:] if list(found[:1]) == stack else (0,)
-        self._flat = len(each) < 2
-        self._rows = prod(shape[:-1]) if stack and found in _ONE else rows
-        self._block_rows, self.group_size = self._rows, columns
-        if each in ((rows,), (rows, 1)):
+        self._flat = len(found) < 2
+        self._block_rows, self.group_size = rows, columns
+        if found in ((rows,), (rows, 1)):
             self._block_rows = 1
-        elif each in _ONE:
+        elif found in _ONE:
             pass
-        elif block is not None and each == (-(-rows // block[0]), -(-columns // block[1])):
+        elif block is not None and found == (-(-rows // block[0]), -(-columns // block[1])):
             self._block_rows, self.group_size = block
-        elif len(each) == 2 and each[0] == rows and each[1] and columns % each[1] == 0:
-            self._block_rows, self.group_size = 1, columns // each[1]
+        elif len(found) == 2 and found[0] == rows and found[1] and columns % found[1] == 0:
+            self._block_rows, self.group_size = 1, columns // found[1]
         else:
             shape_of = "rows, groups or the whole" + (f", or blocks of {block}" if block else "")
             raise layer.misshapen(self._info, f"one scale for each of {shape_of} of {list(shape)}")
 
     def read(self, source: Checkpoint, rows: slice) -> Floats:
-        """fp32 [rows, groups]; of a stack the rows of all matrices behind each other."""
-        matrix, row = np.divmod(np.arange(rows.start, rows.stop), self._rows)
-        place = matrix * -(-self._rows // self._block_rows) + row // self._block_rows
+        """fp32 [rows, groups]"""
+        place = np.arange(rows.start, rows.stop) // self._block_rows
         first, last = int(place[0]), int(place[-1]) + 1
         if self._flat:
             scales: Floats = numbers(source, self._info).reshape(-1, 1)[first:last]
@@ -69,8 +61,7 @@ class Scales:
 
 
 class ScaledMatrix(Matrix):
-    """`weight` [out, in] or [experts, out, in] of F8_E4M3 or I8, scales, and with I8 perhaps
-    `weight_zero_point`."""
+    """`weight` [out, in] of F8_E4M3 or I8, scales, and with I8 perhaps `weight_zero_point`."""
 
     def __init__(
         self,
@@ -79,7 +70,7 @@ class ScaledMatrix(Matrix):
         block: tuple[int, int] | None = None,
         symmetric: bool = True,
     ):
-        shape = layer.stack_sizes("weight")
+        shape = layer.sizes("weight")
         self._scale = scale
         self._scales = Scales(layer, scale, shape, block)
         self._zeros = None if symmetric else layer.part("weight_zero_point").name

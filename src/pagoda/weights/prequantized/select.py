@@ -10,7 +10,7 @@ from pagoda.base.registry import Registry
 from pagoda.weights.prequantized.settings import Settings
 
 if TYPE_CHECKING:  # needs numpy
-    from pagoda.weights.prequantized.matrix import Layer, Matrix
+    from pagoda.weights.prequantized.matrix import Layer, Made
 
 _HERE = "pagoda.weights.prequantized."
 METHODS = Registry(
@@ -18,6 +18,7 @@ METHODS = Registry(
     {
         "gptq": _HERE + "gptq:from_config",
         "awq": _HERE + "awq:from_config",
+        "bitsandbytes": _HERE + "bitsandbytes:from_config",
         "auto-round": _HERE + "auto_round:from_config",
         "intel/auto-round": _HERE + "auto_round:from_config",
         "compressed-tensors": _HERE + "compressed:from_config",
@@ -45,7 +46,7 @@ class Method(Protocol):
     def group_size(self) -> int:
         """Columns that share a scale in most of them; -1: all of a row."""
 
-    def matrix(self, layer: "Layer") -> "Matrix | None":
+    def matrix(self, layer: "Layer") -> "Made | None":
         """The layer's weight, or None where the layer is not quantized: tensors say so, and lists
         such as `ignore` and `modules_to_not_convert` only repeat it.
 
@@ -98,7 +99,8 @@ def left_out(config: Mapping[str, Any] | None) -> Callable[[str], bool]:
     """Whether config.json lists a layer, by its name, among those that are not quantized."""
     values = _quantization(config or {})
     settings = Settings(values or {})
-    names = [*settings.texts("modules_to_not_convert"), *settings.texts("ignore")]
+    lists = ("modules_to_not_convert", "ignore", "llm_int8_skip_modules")
+    names = [name for key in lists for name in settings.texts(key)]
     whole = {name for name in names if not name.startswith("re:")}
     patterns = [name.removeprefix("re:") for name in names if name.startswith("re:")]
     patterns += [fnmatch.translate(name) for name in whole if "*" in name]  # ModelOpt's
