@@ -85,8 +85,8 @@ _PUBLISHED = (
     ("FP8", 32, 36),  # scale, 32 numbers of E4M3
     # The row's fp32 scale, two of E4M3 for 16 columns each, numbers of E2M1 as Q4_0's codes lie.
     ("FP4", 32, 22),
-    # fp32, where scales cover no whole blocks or codes stand for other numbers: nothing above 8 bits
-    # is in them.
+    # fp32, where scales cover no whole blocks or codes stand for other numbers: nothing above 8
+    # bits is in them.
     ("DECODED", 1, 4),
 )
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pagoda.text.parsers.select import parser_for
+from tests.unit.text.parsers.deepseek import DSML
 from tests.unit.text.parsers.kimi import KIMI, OUTSIDE
 from tests.unit.text.parsers.lfm2 import LFM2
 from tests.unit.text.parsers.parsing import TOOLS, parse
@@ -303,28 +304,6 @@ GENERIC = {
     ),
     "Hermes": ('<tool_call>{"name": "now", "arguments": {}}</tool_call>', [("now", "{}")]),
     "Mistral": ("[TOOL_CALLS]now[ARGS]{}", [("now", "{}")]),
-}  # fmt: skip
-
-DSML = {
-    "thought, text and two calls": (
-        "<think>Hm.</think>Let me see.\n\n<｜DSML｜function_calls>\n"
-        '<｜DSML｜invoke name="weather">\n'
-        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="days" string="false">2</｜DSML｜parameter>\n'
-        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
-        "</｜DSML｜function_calls>",
-        [
-            thought("Hm."), text("Let me see."),
-            ("weather", '{"city": "Paris", "days": 2}'), ("now", "{}"),
-        ],
-    ),
-    "what a value is, the tag says": (
-        '<｜DSML｜tool_calls><｜DSML｜invoke name="weather">'
-        '<｜DSML｜parameter name="city" string="true">75</｜DSML｜parameter>'
-        '<｜DSML｜parameter name="at" string="false">{"lat": 48.9}</｜DSML｜parameter>'
-        "</｜DSML｜invoke></｜DSML｜tool_calls>",
-        [("weather", '{"city": "75", "at": {"lat": 48.9}}')],
-    ),
 }  # fmt: skip
 
 SEED_OSS = {
