@@ -15,7 +15,7 @@ class MergerSpec:
     norm_eps: float
     activation: "Activation"
     bias: bool
-    """Of the two linear layers."""
+    """Both linear layers have one."""
     reduced: bool = False
     """Each patch is normalized by itself (RMS), and another linear layer makes a patch's width of
     all of them, feature by feature, in front of the two."""

@@ -5,7 +5,11 @@ import json
 import pytest
 
 from pagoda.text.parsers.select import parser_for
+<<<<<<< ours
 from tests.unit.text.parsers.deepseek import DSML
+=======
+from tests.unit.text.parsers.hunyuan import HUNYUAN
+>>>>>>> theirs
 from tests.unit.text.parsers.kimi import KIMI, OUTSIDE
 from tests.unit.text.parsers.lfm2 import LFM2
 from tests.unit.text.parsers.parsing import TOOLS, parse
@@ -355,17 +359,6 @@ ERNIE = {
         '<think>Hm.</think>\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n'
         "</tool_call>\n",
         [thought("Hm."), ("weather", PARIS)],
-    ),
-}
-HUNYUAN = {
-    "thought and text": (
-        "<think>\nHm.\n</think>\n<answer>\nHi.\n</answer>",
-        [thought("\nHm.\n"), text("\n\nHi.\n")],
-    ),
-    "two calls": (
-        '<think>Hm.</think><answer><tool_calls>[{"name": "weather", "arguments": {"city": "Paris"}}'
-        ', {"name": "now", "arguments": {}}]</tool_calls></answer>',
-        [thought("Hm."), ("weather", PARIS), ("now", "{}")],
     ),
 }
 CASES = [
