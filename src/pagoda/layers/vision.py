@@ -7,6 +7,7 @@ from math import isqrt, prod
 import torch
 from torch import nn
 
+from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.spec import VisionSpec
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
@@ -71,7 +72,9 @@ class PatchEmbed(ColumnLinear):
 class VisionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); every rank holds it whole."""
 
-    def __init__(self, context: LayerContext, spec: VisionSpec):
+    def __init__(
+        self, context: LayerContext, spec: VisionSpec | AudioSpec, *, key_bias: bool = True
+    ):
         super().__init__()
         hidden, wide = spec.hidden_size, spec.intermediate_size
         self.head_dim = spec.head_dim
@@ -79,7 +82,8 @@ class VisionBlock(nn.Module):
         self.gated = spec.gated
         self.mlp_flops = 2 * hidden**2 + (6 if spec.gated else 4) * hidden * wide
         self.attention_norm = _norm(context, spec, hidden)
-        self.qkv = _whole(context, hidden, hidden, hidden, hidden)
+        unbiased = () if key_bias else (1,)
+        self.qkv = _whole(context, hidden, hidden, hidden, hidden, unbiased=unbiased)
         self.output = _whole(context, hidden, hidden)
         self.mlp_norm = _norm(context, spec, hidden)
         if spec.gated:
@@ -308,10 +312,13 @@ def _tokens_in(x: torch.Tensor, order: torch.Tensor, merge: int) -> torch.Tensor
     return moved
 
 
-def _norm(context: LayerContext, spec: VisionSpec, size: int) -> RMSNorm | LayerNorm:
+def _norm(context: LayerContext, spec: VisionSpec | AudioSpec, size: int) -> RMSNorm | LayerNorm:
     kind = RMSNorm if spec.rms_norms else LayerNorm
     return kind(context, size, spec.norm_eps)
 
 
-def _whole(context: LayerContext, in_features: int, *out_features: int) -> ColumnLinear:
-    return ColumnLinear(context, in_features, tuple(map(Shard.whole, out_features)), bias=True)
+def _whole(
+    context: LayerContext, in_features: int, *out_features: int, unbiased: tuple[int, ...] = ()
+) -> ColumnLinear:
+    shards = tuple(map(Shard.whole, out_features))
+    return ColumnLinear(context, in_features, shards, bias=True, unbiased=unbiased)

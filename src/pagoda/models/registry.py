@@ -20,6 +20,8 @@ MODELS = Registry(
         "GraniteMoeHybridForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "WhisperForConditionalGeneration": "pagoda.models.whisper:Whisper",
+        "Qwen2AudioForConditionalGeneration": "pagoda.models.qwen2_audio:Qwen2Audio",
         "Qwen2VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen2_5_VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",
         "Qwen3VLForConditionalGeneration": "pagoda.models.qwen3_vl:Qwen3VL",

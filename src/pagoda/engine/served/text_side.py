@@ -16,6 +16,7 @@ from pagoda.engine.media import MediaInput
 from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.sounds.speech import Speech, speech_of
 from pagoda.text.template.chat import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
 from pagoda.weights.files import ModelFiles, open_model
@@ -48,6 +49,8 @@ class TextSide:
     """Sampling defaults, by SamplingParams' names."""
     media: dict[str, MediaInput] = field(default_factory=dict)
     """By kind; empty where the model reads text only."""
+    speech: Speech | None = None
+    """Of a model that writes down what it hears."""
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
@@ -109,7 +112,8 @@ def load_text_side(config: ModelConfig) -> TextSide:
     if template is not None and not template.shows_tools and parser.form.calls is not None:
         log.info("The chat template shows no tools: the system turn describes them.")
     defaults = sampling_defaults(config, files)
-    return TextSide(files, tokenizer, template, parser, defaults, media)
+    speech = speech_of(tokenizer, files)
+    return TextSide(files, tokenizer, template, parser, defaults, media, speech)
 
 
 def tokenizer_of(config: ModelConfig, files: ModelFiles) -> Tokenizer:
