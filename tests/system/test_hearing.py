@@ -55,7 +55,7 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(chat_folder: Path) -> Iterator[Served]:
     with starter() as start:
         served = start(chat_folder, "--dtype", "float32", "--served-model-name", "hearing")
-        served.wait_ready(60)
+        served.wait_ready()
         yield served
 
 
@@ -137,7 +137,7 @@ def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def writer(whisper_folder: Path) -> Iterator[Served]:
     with starter() as start:
         served = start(whisper_folder, "--dtype", "float32", "--served-model-name", "whisper-1")
-        served.wait_ready(60)
+        served.wait_ready()
         yield served
 
 

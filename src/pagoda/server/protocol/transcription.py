@@ -16,7 +16,6 @@ class TranscriptionRequest(TextBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {"include": ([],)}
     IGNORED: ClassVar[Mapping[str, str]] = {
         "chunking_strategy": "A long sound is always cut at quiet places.",
-        "timestamp_granularities": "Times of segments are told wherever there is room for them.",
     }
 
     file: Annotated[Any, WithJsonSchema({"type": "string", "format": "binary"})] = Field(
