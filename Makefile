@@ -53,7 +53,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e ".[video,test,dev]"
+	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e ".[video,audio,test,dev]"
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

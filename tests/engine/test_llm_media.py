@@ -100,7 +100,8 @@ def test_frames(llm: LLM, folder: Path) -> None:
     [
         ({"image": [picture(*SIZE)] * 3}, "3 images, and at most 2"),
         ({"image": []}, None),
-        ({"audio": 1}, "multi_modal_data.audio is not served"),
+        ({"smell": 1}, "multi_modal_data.smell is not served"),
+        ({"audio": np.zeros(9)}, "takes no sounds"),
         ({"image": "http://images.example/a.png"}, "is not fetched here"),
         ({"image": Path("/nowhere/a.png")}, "/nowhere/a.png can't be read: No such file"),
         ({"image": np.zeros((4, 4, 3))}, "uint8 array"),
@@ -119,5 +120,5 @@ def test_what_is_wrong_is_named(llm: LLM, data: dict, words: str | None) -> None
 
 def test_prompts_with_pictures_are_not_cut(llm: LLM) -> None:
     prompt = {"prompt": PROMPT.format(IMAGE), "multi_modal_data": {"image": picture(*SIZE)}}
-    with pytest.raises(RequestError, match="would cut pictures"):
+    with pytest.raises(RequestError, match="would cut pictures or sounds"):
         llm.generate(prompt, SamplingParams(truncate_prompt_tokens=3))

@@ -142,7 +142,7 @@ def test_its_limits_hold_as_those_of_others(capsys: pytest.CaptureFixture[str]) 
     assert config.media.most("tone") == 7 and config.media.most("image") == 64
     with pytest.raises(SystemExit):
         engine('./m --limit-mm-per-prompt {"smell":7}')
-    assert "known are 'image' and 'video' and 'tone'" in capsys.readouterr().err
+    assert "known are 'image' and 'video' and 'audio' and 'tone'" in capsys.readouterr().err
 
 
 def test_scripts_hand_it_over_as_others() -> None:

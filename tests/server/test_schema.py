@@ -191,12 +191,13 @@ def test_every_route_that_answers_is_tried() -> None:
         for path, methods in DOCUMENT.raw_schema["paths"].items()
         if "requestBody" in methods.get("post", {})
     }
-    # A classifier is a third kind of model, a PDF is no JSON, tools are tried below, and adapters
-    # by `test_adapters`.
+    # A classifier is a third kind of model, PDFs and forms with sounds are no JSON, tools are tried
+    # below, and adapters by `test_adapters`.
     assert (
         bodies
         - ALIASES
         - {"/classify", "/api/pull", "/extract-text", "/mcp/tools", "/mcp/call", "/tools"}
+        - {"/audio/transcriptions", "/v1/audio/transcriptions", "/v1/audio/translations"}
         - {f"/models/{verb}" for verb in ("load", "unload", "plan", "remove")}
         - {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/lora-adapters"}
         == {path for path, _ in VALID} - ALIASES

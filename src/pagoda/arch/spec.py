@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal
 
 from pagoda.arch.encoder import EncoderSpec
+from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.latent import LatentSpec
 from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
@@ -19,6 +20,8 @@ AttentionKind = Literal["full", "sliding", "encoder"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_quick", "relu", "relu2"]
 """`relu2` is the square of `relu` (arXiv 2109.08668)."""
 PoolingMethod = Literal["mean", "cls", "last", "max"]
+TOWERS = ("vision.", "audio.")
+"""How names of parameters begin that belong to encoders of media."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,11 @@ class AttentionSpec:
     chunked: bool = False
     """A query sees those of its window alone that the text's last multiple of `window` begins."""
     qkv_bias: bool = False
+    key_bias: bool = True
+    """With `qkv_bias`: k has one too."""
+    heard: int | None = None
+    """Instead of its own text a query sees the first so many tokens of its request, which are a
+    sound's: keys and values are made of their embeddings."""
     output_bias: bool = False
     qk_norm: bool = False
     qk_norm_whole: bool = False
@@ -368,7 +376,9 @@ class ModelSpec:
     """False where no layer gives logits of tokens: for vectors and scores alone."""
     pooling: PoolingSpec = PoolingSpec()
     vision: VisionSpec | None = None
-    """None for a model that reads text only."""
+    """None for a model that sees nothing."""
+    audio: AudioSpec | None = None
+    """None for a model that hears nothing."""
     draft_head: DraftHeadSpec | None = None
     """None where the checkpoint has none."""
     drafts: bool = False
@@ -393,6 +403,12 @@ class ModelSpec:
         return replace(self, drafts=True, ignored_weights=tuple(kept))
 
     @property
+    def heard(self) -> int:
+        """Tokens of sound with which every prompt begins; 0 for a model whose prompts need none."""
+        heard = (mixer.heard for mixer in self.attentions)
+        return next((count for count in heard if count is not None), 0)
+
+    @property
     def cached_layers(self) -> tuple[LayerSpec, ...]:
         """The layers with a place in the cache: its own, a loaded draft head's, and those of a
         draft model."""
@@ -413,8 +429,9 @@ class ModelSpec:
 def _expanded(spec: ModelSpec) -> tuple[WeightRule, ...]:
     expanded = []
     vision = () if spec.vision is None else spec.vision.weights
+    audio = () if spec.audio is None else spec.audio.weights
     drafting = spec.draft_head.weights if spec.draft_head is not None and spec.drafts else ()
-    for rule in (*spec.weights, *vision, *drafting):
+    for rule in (*spec.weights, *vision, *audio, *drafting):
         if "{layer}" not in rule.param:
             expanded.append(replace(rule, sources=_each_expert(list(rule.sources), rule.experts)))
             continue

@@ -57,7 +57,8 @@ FOREIGN_VALUES: dict[str, dict[str, tuple[str | None, Fact]]] = {
     "task": {
         "reward": (None, facts.VECTORS),
         "transcription": (
-            None, Fact("models that hear are not served", lacks=("audio", "transcription"))
+            None, Fact("a model of sounds writes them down anyway",
+                       has=("/v1/audio/transcriptions",))
         ),
         "draft": (None, facts.DRAFT_TASK),
     },

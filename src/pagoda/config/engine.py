@@ -382,12 +382,12 @@ def _media_limits(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class MediaConfig(Options):
-    """Pictures and videos in prompts, for models that see."""
+    """Pictures, videos and sounds in prompts, for models that see or hear."""
 
     limit_mm_per_prompt: dict[str, int] = option(
         None,
-        'JSON of the most pictures and videos that a prompt may hold, such as {"image": 4, '
-        '"video": 1}; 0 takes none. 64 and 8 by default.',
+        'JSON of the most pictures, videos and sounds that a prompt may hold, such as {"image": 4, '
+        '"video": 1, "audio": 2}; 0 takes none. 64, 8 and 16 by default.',
         parse=_media_limits,
         factory=lambda: {kind: modality.most for kind, modality in MODALITIES.items()},
     )
@@ -408,8 +408,9 @@ class MediaConfig(Options):
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),
-        "Hosts from which a request may have pictures and videos fetched, such as images.example; "
-        "by default every host with a public address. `none` has them come inside the request.",
+        "Hosts from which a request may have pictures, videos and sounds fetched, such as "
+        "images.example; by default every host with a public address. `none` has them come inside "
+        "the request.",
     )
 
     def __post_init__(self) -> None:

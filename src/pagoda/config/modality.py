@@ -29,10 +29,14 @@ class Modality:
     """Likewise of GGUF metadata, by the projector's type."""
     settings: tuple[str, ...] = ("processor_config.json",)
     """Files that may hold a checkpoint's settings, the best first."""
+    inline: tuple[str, ...] = ()
+    """Those of `parts` that hold base64 and its format, in the field of their own name."""
     dialects: Mapping[str, str] = field(default_factory=dict)
     """What APIs other than the chat API call a part that holds one."""
     options: tuple[str, ...] = ()
     """What a request may choose of it, in `media_io_kwargs` and `mm_processor_kwargs`."""
+    shrinks: bool = True
+    """A large one is made smaller, so that it leaves room in the context."""
     seconds: float = 30
     """Most that decoding may take, with..."""
     memory: int = 1024 << 20
@@ -105,7 +109,28 @@ _VIDEO = Modality(
     memory=2048 << 20,
 )  # fmt: skip
 
-MODALITIES = {modality.kind: modality for modality in (_IMAGE, _VIDEO)}
+_AUDIO = Modality(
+    kind="audio",
+    words="sounds",
+    parts=("input_audio", "audio_url"),
+    most=16,
+    # A window of 30 s; its tokens can't be fewer.
+    max_tokens={"cpu": 1500, "cuda": 1500},
+    shrinks=False,
+    loader="pagoda.text.sounds.sound:SoundLoader",
+    families={
+        "Qwen2AudioForConditionalGeneration": "pagoda.text.sounds.whisper:qwen2_from_config",
+        "WhisperForConditionalGeneration": "pagoda.text.sounds.whisper:from_config",
+    },
+    settings=("preprocessor_config.json", "processor_config.json"),
+    inline=("input_audio",),
+    dialects={"responses": "input_audio"},
+    # Decoding has a limit of 120 s of its own, which gives the better error.
+    seconds=150,
+    memory=2048 << 20,
+)
+
+MODALITIES = {modality.kind: modality for modality in (_IMAGE, _VIDEO, _AUDIO)}
 """By kind, in the order in which they are counted, loaded and told."""
 
 

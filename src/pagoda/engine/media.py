@@ -216,7 +216,7 @@ def attach_media(request: AddRequest, placed: Sequence[Placed]) -> None:
     whose prompt is cut."""
     if placed and request.sampling.truncate_prompt_tokens is not None:
         raise RequestError(
-            "truncate_prompt_tokens would cut pictures; leave it out, or leave them out.",
+            "truncate_prompt_tokens would cut pictures or sounds; leave it out, or leave them out.",
             "truncate_prompt_tokens",
         )
     request.media = [
@@ -264,7 +264,7 @@ class MediaFiles:
                 self.release(request.req_id)
                 if isinstance(error, OSError):
                     raise CapacityError(
-                        f"A picture could not be handed to the engine through {folder}: "
+                        f"A picture or sound could not be handed to the engine through {folder}: "
                         f"{error.strerror or error}. Make room there, or start the server with "
                         "TMPDIR set to another folder."
                     ) from error

@@ -9,7 +9,7 @@ from pagoda.config.modality import MODALITIES, modality_of_part
 from pagoda.engine.media import MediaInput, Placed, place_media, write_media
 from pagoda.engine.served.text_side import TextSide
 from pagoda.text.media.base import Medium, Options, Sizes
-from pagoda.text.media.dataurl import is_data_url
+from pagoda.text.media.dataurl import is_data_url, url_of
 from pagoda.text.media.select import loader_of
 
 Given = Mapping[str, Sequence[Any]]
@@ -58,7 +58,7 @@ class OfflineMedia:
 
     def _check(self, kind: str, count: int) -> None:
         if kind not in self._sizes:
-            raise RequestError(f"This model takes no {kind}s.", "prompts")
+            raise RequestError(f"This model takes no {MODALITIES[kind].words}.", "prompts")
         most = self._config.most(kind)
         if count > most:
             raise RequestError(
@@ -89,9 +89,7 @@ def message_media(conversation: Sequence[Mapping[str, Any]]) -> Given:
         for part in content if isinstance(content, list) else ():
             modality = modality_of_part(part.get("type")) if isinstance(part, Mapping) else None
             if modality is not None:
-                value = part.get(part["type"], part.get(modality.url_part))
-                url = value.get("url") if isinstance(value, Mapping) else value
-                given[modality.kind].append(url)
+                given[modality.kind].append(url_of(modality, part))
     return given
 
 

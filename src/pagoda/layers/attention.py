@@ -91,7 +91,10 @@ class Attention(nn.Module):
         shards = (q,) if spec.borrows else (q, kv) if spec.values_are_keys else (q, kv, kv)
         if spec.output_gate:
             shards = (*shards, q)
-        self.qkv = ColumnLinear(context, input_size or hidden_size, shards, spec.qkv_bias)
+        self.qkv = ColumnLinear(
+            context, input_size or hidden_size, shards, spec.qkv_bias,
+            unbiased=() if spec.key_bias else (1,),
+        )  # fmt: skip
         self.q_norm: RMSNorm | ProjectionNorm | HeadScales
         self.k_norm: RMSNorm | ProjectionNorm | HeadScales
         if spec.qk_norm_whole:

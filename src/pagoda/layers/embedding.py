@@ -34,13 +34,15 @@ class VocabTable(WeightedLayer):
 
     def create(self, storages: tuple[str, ...]) -> None:
         size = self._part.stop - self._part.start
+        # Rows that are there twice cost a replayed step less than a look at each id.
+        self.make(storages, (size, self._missing) if self._repeats else (size,))
+
+    def make(self, storages: tuple[str, ...], sizes: tuple[int, ...]) -> None:
+        """Room for shards of so many rows, stored alike."""
         context = self._context
         self.format = linear_format(storages, context.device, packed=context.packed)
-        # Rows that are there twice cost a replayed step less than a look at each id.
-        sizes = (size, self._missing) if self._repeats else (size,)
-        self.format.create(
-            sizes, storages * len(sizes), self.hidden_size, context.dtype, context.device
-        )
+        stored = storages * len(sizes)
+        self.format.create(sizes, stored, self.hidden_size, context.dtype, context.device)
 
     @property
     def _repeats(self) -> bool:

@@ -1,5 +1,6 @@
 """Linear layers, whole or split over ranks; how weights are stored is their format's affair."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Self
@@ -55,18 +56,21 @@ class Linear(WeightedLayer):
         columns: Slices,
         shards: tuple[Shard, ...],
         bias: bool,
+        unbiased: Collection[int] = (),
     ):
+        """`unbiased`: shards whose part of the bias is 0, and in no checkpoint."""
         super().__init__()
         self.in_features = in_features
         self._context = context
         self._columns = columns
         self._width = count(columns)
         self._shards = shards
+        self._unbiased = unbiased
         self.sizes = tuple(shard.local_rows for shard in shards)
         self.bias: torch.Tensor | None = None
         if bias:
             size = sum(self.sizes)
-            self.bias = torch.empty(size, dtype=context.dtype, device=context.device)
+            self.bias = torch.zeros(size, dtype=context.dtype, device=context.device)
 
     @property
     def width(self) -> int:
@@ -83,7 +87,8 @@ class Linear(WeightedLayer):
             parts = self.bias.split(list(self.sizes))
             return tuple(
                 LoadTarget((shard.rows,), partial(load_vector, part), rows=shard.parts)
-                for shard, part in zip(self._shards, parts, strict=True)
+                for index, (shard, part) in enumerate(zip(self._shards, parts, strict=True))
+                if index not in self._unbiased
             )
         return tuple(
             LoadTarget(
@@ -150,8 +155,10 @@ class ColumnLinear(Linear):
         shards: tuple[Shard, ...],
         bias: bool = False,
         columns: Slices | None = None,
+        unbiased: Collection[int] = (),
     ):
-        super().__init__(context, in_features, columns or (slice(0, in_features),), shards, bias)
+        whole = (slice(0, in_features),)
+        super().__init__(context, in_features, columns or whole, shards, bias, unbiased)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, columns] -> [tokens, this rank's rows of all shards]."""

@@ -128,6 +128,10 @@ class LayerNorm(WeightedLayer):
         """The norm of x [tokens, hidden], or of x + residual, and what it is the norm of."""
         return ops.layer_norm(x, self.weight, self.bias, self.eps, residual)
 
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `RMSNorm.add`."""
+        return self(x, residual), ops.add_to(x, residual)
+
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         vector = self.weight if param == "weight" else self.bias
         return (LoadTarget(tuple(vector.shape), partial(load_vector, vector)),)

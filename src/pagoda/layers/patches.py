@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.vision import VisionSpec
 from pagoda.kernels import ops
 from pagoda.layers.context import LayerContext
@@ -71,7 +72,9 @@ class PatchEmbed(ColumnLinear):
 class VisionBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); every rank holds it whole."""
 
-    def __init__(self, context: LayerContext, spec: VisionSpec):
+    def __init__(
+        self, context: LayerContext, spec: VisionSpec | AudioSpec, *, key_bias: bool = True
+    ):
         super().__init__()
         hidden, wide = spec.hidden_size, spec.intermediate_size
         self.head_dim = spec.head_dim
@@ -81,8 +84,9 @@ class VisionBlock(nn.Module):
         self.attention_norm = tower_norm(context, spec, hidden)
         bias = spec.block_bias
         self.qkv = whole_linear(
-            context, hidden, hidden, hidden, hidden, bias=bias and spec.qkv_bias
-        )
+            context, hidden, hidden, hidden, hidden, bias=bias and spec.qkv_bias,
+            unbiased=() if key_bias else (1,),
+        )  # fmt: skip
         self.has_qk_norm, self.scaled = spec.qk_norm, spec.scaled
         if spec.qk_norm:
             self.q_norm = RMSNorm(context, hidden, _QK_EPS)
@@ -170,14 +174,21 @@ def _ranges(count: int, size: float, least: int = 1) -> Iterator[slice]:
     return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))
 
 
-def tower_norm(context: LayerContext, spec: VisionSpec, size: int) -> RMSNorm | LayerNorm:
+def tower_norm(
+    context: LayerContext, spec: VisionSpec | AudioSpec, size: int
+) -> RMSNorm | LayerNorm:
     """A norm of the kind that the tower has."""
     kind = RMSNorm if spec.rms_norms else LayerNorm
     return kind(context, size, spec.norm_eps)
 
 
 def whole_linear(
-    context: LayerContext, in_features: int, *out_features: int, bias: bool = True
+    context: LayerContext,
+    in_features: int,
+    *out_features: int,
+    bias: bool = True,
+    unbiased: tuple[int, ...] = (),
 ) -> ColumnLinear:
     """A linear layer that every rank holds whole."""
-    return ColumnLinear(context, in_features, tuple(map(Shard.whole, out_features)), bias=bias)
+    shards = tuple(map(Shard.whole, out_features))
+    return ColumnLinear(context, in_features, shards, bias=bias, unbiased=unbiased)

@@ -13,7 +13,7 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.embedding import VocabTable
 from pagoda.layers.linear import replicated
 from pagoda.layers.loading import WeightedLayer
-from pagoda.layers.norm import CenteredNorm, RMSNorm
+from pagoda.layers.norm import CenteredNorm, LayerNorm, RMSNorm
 from pagoda.layers.patches import Grid, Slices
 from pagoda.layers.taps import LayerTaps
 
@@ -125,7 +125,7 @@ class CausalLM(Model):
     """Embedding, a stack of `layer_class`, a final norm, and an output head."""
 
     layer_class: type[DecoderLayer]
-    norm_class: type[RMSNorm] | type[CenteredNorm] = RMSNorm
+    norm_class: type[RMSNorm] | type[CenteredNorm] | type[LayerNorm] = RMSNorm
     """The class of the final norm."""
     draft_head_class: Callable[["CausalLM", DraftHeadSpec], DraftHead]
 

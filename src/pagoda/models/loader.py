@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pagoda.arch.spec import ModelSpec, RopeSpec, WeightRule
+from pagoda.arch.spec import TOWERS, ModelSpec, RopeSpec, WeightRule
 from pagoda.base.errors import CapacityError, CheckpointError, ConfigError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.kernels.attention.select import AttentionBackends
@@ -278,7 +278,7 @@ def _read_in_turn(model: Model) -> None:
 def _rules(model: Model) -> list[WeightRule]:
     """Rules for the layers that this rank has."""
     rules, sees = model.spec.expanded_weights(), model.context.parallel.sees
-    return [rule for rule in rules if sees or not rule.param.startswith("vision.")]
+    return [rule for rule in rules if sees or not rule.param.startswith(TOWERS)]
 
 
 def _layer_of(model: Model, rule: WeightRule) -> tuple[WeightedLayer, str]:

@@ -21,6 +21,8 @@ MODELS = Registry(
         "GraniteMoeHybridForCausalLM": "pagoda.models.hybrid:HybridForCausalLM",
         "Qwen2ForCausalLM": "pagoda.models.qwen2:Qwen2ForCausalLM",
         "Qwen3ForCausalLM": "pagoda.models.qwen3:Qwen3ForCausalLM",
+        "WhisperForConditionalGeneration": "pagoda.models.whisper:Whisper",
+        "Qwen2AudioForConditionalGeneration": "pagoda.models.qwen2_audio:Qwen2Audio",
         "Qwen2VLForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "Qwen2_5_VLForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "Qwen3VLForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",

@@ -159,6 +159,8 @@ def why_not(
         return "it does not cap logits here"
     if mixer.chunked:
         return "it has windows and no chunks"
+    if mixer.heard is not None:
+        return "queries see the sound of their request alone here, and it has no mask for that"
     if mixer.both_ways:
         return "the tokens of a picture see each other here, and it has no mask for them"
     return None
@@ -169,6 +171,8 @@ def kind_of(mixer: AttentionSpec) -> str:
     sight = "full attention"
     if mixer.window is not None:
         sight = f"{'chunks' if mixer.chunked else 'a window'} of {mixer.window:,} tokens"
+    if mixer.heard is not None:
+        sight = f"attention to {mixer.heard:,} tokens of sound"
     if mixer.kind == "encoder":
         sight = "attention both ways"
     sinks = ", sinks" if mixer.sinks else ""

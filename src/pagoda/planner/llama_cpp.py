@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from math import prod
 
 from pagoda.arch.recurrent import RecurrentSpec
-from pagoda.arch.spec import AttentionSpec, ModelSpec
+from pagoda.arch.spec import TOWERS, AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.planner.estimate import Estimate, Row
 from pagoda.planner.memory.tensor import ModelTensor
@@ -55,8 +55,8 @@ def plan_llama_cpp(
 
 
 def _bytes(tensor: ModelTensor, storage: str) -> int:
-    """The vision tower is a file of its own; routers stay in fp32."""
-    if tensor.name.startswith("vision."):
+    """Towers are a file of their own; routers stay in fp32."""
+    if tensor.name.startswith(TOWERS):
         return 0
     blocked = tensor.shape[-1] % FORMATS[storage].block_elements == 0
     if not tensor.is_matrix or tensor.role in ("router", "conv") or not blocked:

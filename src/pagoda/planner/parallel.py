@@ -41,6 +41,11 @@ def check_split(spec: ModelSpec, tensors: Mapping[str, TensorInfo], size: int) -
     a matrix in whole blocks."""
     if size == 1:
         return
+    if spec.heard:
+        raise ConfigError(
+            "Models that write down sounds run on one device here; leave "
+            "--tensor-parallel-size out."
+        )
     rank_spec(spec, size)
     runs = {
         tensor.name: tensor.column_runs

@@ -39,7 +39,7 @@ from pagoda.planner.memory.pool import (
 from pagoda.planner.memory.storage import quantization_reason
 from pagoda.planner.memory.streaming import resolve_streaming
 from pagoda.planner.memory.tensors import parameter_count
-from pagoda.planner.memory.vision import encoder_bytes, resolve_media
+from pagoda.planner.memory.vision import encoder_bytes, hearing_bytes, resolve_media
 from pagoda.planner.memory.weights import HeldWeight, held_weights
 from pagoda.planner.parallel import check_split, rank_spec
 from pagoda.planner.quantization import quantized_tensors
@@ -417,6 +417,8 @@ def _empty_plan(
         width = memory.DTYPE_BYTES[dtype]
         most = config.media.image_max_tokens
         activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
+    if spec.audio is not None:
+        activations += hearing_bytes(spec.audio, spec.hidden_size, memory.DTYPE_BYTES[dtype])
     return MemoryPlan(
         weights=round(sum(part.nbytes for part in held)),
         activations=activations,

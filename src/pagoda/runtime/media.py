@@ -33,7 +33,7 @@ def check_media(items: Sequence[MediaItem], prompt_len: int) -> None:
             or item.start + item.length > prompt_len
         ):
             raise RequestError(
-                f"A picture of {item.length} tokens (grid {item.grid}) at {item.start} does not "
+                f"A medium of {item.length} tokens (grid {item.grid}) at {item.start} does not "
                 f"fit a prompt of {prompt_len}; please report this."
             )
         done = item.start + item.length

@@ -134,6 +134,7 @@ class ModelRunner:
             if self.media is not None
             else None,
         )
+        self.states.heard = self.spec.heard
         if self.adapters is not None:
             self.states.take_adapters(self.adapters)
         pooler = Pooler(

@@ -150,6 +150,8 @@ class RequestStates:
         make_media: MakeMedia | None = None,
     ):
         """`make_media` works out where a request's media stand; None: the model takes none."""
+        self.heard = 0
+        """As in ModelSpec."""
         self.make_media = make_media
         self._resident: ResidentAdapters | None = None
         self.slots: Ints32 | None = None
@@ -360,6 +362,11 @@ class RequestStates:
         return NO_SLOT
 
     def _media(self, request: AddRequest) -> RequestMedia | None:
+        if self.heard and [(x.start, x.length) for x in request.media] != [(0, self.heard)]:
+            raise RequestError(
+                "This model writes down what it hears, and the prompt has no sound: send a file to "
+                "/v1/audio/transcriptions."
+            )
         if not request.media:
             return None
         if self.make_media is None:

@@ -43,6 +43,7 @@ from pagoda.server.routes import (
     sleep,
     slots,
     tokens,
+    transcriptions,
     unserved,
 )
 from pagoda.server.routes.page import files, mcp, tools
@@ -73,7 +74,8 @@ def create_app(fleet: Fleet, config: ServerConfig, advice: Advice | None = None)
     install_handlers(app)
     modules = (
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
-        ollama, ollama_models, ollama_pull, lmstudio, models, tokens, files, mcp, tools, health,
+        ollama, ollama_models, ollama_pull, lmstudio, models, tokens,
+        transcriptions, files, mcp, tools, health,
         metrics, info, adapters, sleep, slots, docs, unserved,
     )  # fmt: skip
     for module in modules:

@@ -80,7 +80,7 @@ class MediaFetcher:
             raise RequestError(f"{_shown(url)} is no URL.") from None
         if target.scheme not in ("http", "https") or not host or target.userinfo:
             raise RequestError(
-                f"{_shown(url)} can't be fetched: URLs of images and videos begin with http://, "
+                f"{_shown(url)} can't be fetched: URLs of media begin with http://, "
                 "https:// or data:, and carry no password."
             )
         if NO_DOMAIN in self._domains:

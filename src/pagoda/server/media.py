@@ -12,7 +12,7 @@ from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.protocol.chat import ChatMessage
 from pagoda.text.media.base import Medium, Options
-from pagoda.text.media.dataurl import is_data_url
+from pagoda.text.media.dataurl import is_data_url, url_of
 
 # Each may have 32 MB on its way.
 _AT_ONCE = 2
@@ -114,12 +114,10 @@ def _parts(message: ChatMessage) -> Iterator[Part]:
 
 
 def _url(modality: Modality, part: Part) -> str:
-    """`{"url": ...}`, as OpenAI's chat API has it, or the URL itself."""
-    field = modality.url_part
-    value = part.get(field)
-    url = value.get("url") if isinstance(value, dict) else value
+    """`{"url": ...}`, as OpenAI's chat API has it, or the URL itself, or `{"data": ...}`."""
+    url = url_of(modality, part)
     if not isinstance(url, str):
-        raise RequestError(
-            f"A part of type {part['type']!r} needs a URL in {field}.url.", "messages"
-        )
+        inline = part["type"] in modality.inline
+        wanted = "base64 in input_audio.data" if inline else f"a URL in {modality.url_part}.url"
+        raise RequestError(f"A part of type {part['type']!r} needs {wanted}.", "messages")
     return url

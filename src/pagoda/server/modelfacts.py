@@ -45,6 +45,7 @@ class ModelFacts:
     trained_length: int = 0
     """Tokens of context."""
     sees: bool = False
+    hears: bool = False
     writes: bool = True
     template: str = ""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -94,6 +95,11 @@ class ShownModel:
     def sees(self) -> bool:
         served = self.entry.served
         return self.facts.sees if served is None else "image" in served.modalities
+
+    @property
+    def hears(self) -> bool:
+        served = self.entry.served
+        return self.facts.hears if served is None else "audio" in served.modalities
 
     @property
     def calls_tools(self) -> bool:
@@ -174,6 +180,7 @@ def _read(path: Path, projector: Path | None, _mtime: int) -> ModelFacts:
         digest=_digest(f"{path} {nbytes} {modified}"),
         trained_length=spec.max_position,
         sees=spec.vision is not None,
+        hears=spec.audio is not None,
         writes=spec.writes_text,
         template="\n".join(template_sources(files, None).values()),
         sizes={

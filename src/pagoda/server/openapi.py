@@ -29,6 +29,7 @@ def describe(
     error: type[msgspec.Struct] = ErrorReply,
     refusals: tuple[int, ...] = (),
     lines: type[msgspec.Struct] | None = None,
+    takes: str = "application/json",
 ) -> Schema:
     """`openapi_extra` of a route that reads and writes its bodies itself.
 
@@ -57,7 +58,7 @@ def describe(
         BODIES[request.__name__] = request
         extra["requestBody"] = {
             "required": True,
-            "content": {"application/json": {"schema": {"$ref": _REF + request.__name__}}},
+            "content": {takes: {"schema": {"$ref": _REF + request.__name__}}},
         }
     return extra
 

@@ -77,6 +77,7 @@ class Shown(msgspec.Struct, tag=True):
 
     pieces: list[Shape]
     text: str | None
+    seconds: float | None = None
 
 
 class Extracted(msgspec.Struct, tag=True):
@@ -133,7 +134,7 @@ def packed(result: Any) -> tuple[Answer, list[memoryview]]:
             return Few(result), []
         return Many(len(result)), [np.asarray(result, np.int32).data.cast("B")]
     arrays = [np.ascontiguousarray(piece.values).reshape(-1) for piece in result.pieces]
-    shown = Shown([_shape(piece) for piece in result.pieces], result.text)
+    shown = Shown([_shape(piece) for piece in result.pieces], result.text, result.seconds)
     return shown, [array.view(np.uint8).data for array in arrays]
 
 
@@ -176,7 +177,7 @@ def medium(shown: Shown, file: int) -> Medium:
         vars(piece)["content_hash"] = shape.content_hash
         pieces.append(piece)
         start += shape.nbytes
-    return Medium(tuple(pieces), shown.text)
+    return Medium(tuple(pieces), shown.text, shown.seconds)
 
 
 def receive(link: socket.socket, kind: type[AnyT]) -> tuple[AnyT, memoryview] | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pagoda.arch.encoder import EncoderSpec
+from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.latent import IndexerSpec, LatentSpec
 from pagoda.arch.spec import (
     AttentionSpec,
@@ -30,7 +31,7 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     hidden, vocab = spec.hidden_size, spec.vocab_size
     vocabulary = (Part(vocab, vocab),)
     found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]
-    norm_bias = spec.encoder is not None and spec.encoder.norm_bias
+    norm_bias = spec.heard > 0 or (spec.encoder is not None and spec.encoder.norm_bias)
     if spec.encoder is not None:
         found += _encoder(spec.encoder, hidden)
     for index, layer in enumerate(spec.layers):
@@ -50,6 +51,10 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     if spec.vision is not None:
         tower = _sandwiched_vision if spec.vision.pooled and spec.vision.gated else _vision
         found += tower(spec.vision, hidden)
+    if spec.heard:
+        found.append(ModelTensor("positions.weight", (spec.max_position, hidden), "table"))
+    if spec.audio is not None:
+        found += _audio(spec.audio, hidden)
     if spec.draft_head is not None and spec.drafts:
         found += _draft_head(spec.draft_head, hidden, vocabulary)
     return found
@@ -133,6 +138,11 @@ def _attention(
     spec: AttentionSpec, hidden: int, prefix: str, index: int | None
 ) -> Iterator[ModelTensor]:
     heads = Part(spec.num_heads * spec.head_dim, spec.num_heads)
+    if spec.heard is not None:
+        yield from linear(prefix + "q", (heads,), hidden, True, layer=index)
+        yield from linear(prefix + "kv", (heads, heads), hidden, True, layer=index)
+        yield from linear(prefix + "output", rows_of(hidden), heads.rows, True, layer=index)
+        return
     shared = Part(spec.num_kv_heads * spec.head_dim, spec.num_kv_heads)
     keys_and_values = (shared,) if spec.values_are_keys else (shared, shared)
     parts: tuple[Part, ...] = (heads, *(() if spec.borrows else keys_and_values))
@@ -377,6 +387,25 @@ def _sandwiched_vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]
         yield from norm("vision.token_mean", hidden)
         yield from norm("vision.token_scale", hidden)
     yield from _tower("vision.projection", rows_of(out_size), hidden, bias=False)
+
+
+def _audio(spec: AudioSpec, out_size: int) -> Iterator[ModelTensor]:
+    hidden, wide = spec.hidden_size, spec.intermediate_size
+    yield from _tower("audio.first", rows_of(hidden), 3 * spec.num_mels)
+    yield from _tower("audio.second", rows_of(hidden), 3 * hidden)
+    yield ModelTensor("audio.positions.weight", (spec.num_positions, hidden), "table")
+    heads = Part(hidden, spec.num_heads)
+    for index in range(spec.num_layers):
+        block = f"audio.blocks.{index}."
+        yield from norm(block + "attention_norm", hidden, bias=True)
+        yield from _tower(block + "qkv", (heads, heads, heads), hidden)
+        yield from _tower(block + "output", rows_of(hidden), hidden, spec.num_heads)
+        yield from norm(block + "mlp_norm", hidden, bias=True)
+        yield from _tower(block + "up", rows_of(wide), hidden)
+        yield from _tower(block + "down", rows_of(hidden), wide, wide)
+    yield from norm("audio.norm", hidden, bias=True)
+    if spec.projected:
+        yield from _tower("audio.projection", rows_of(out_size), hidden)
 
 
 def _clipped(name: str, sizes: tuple[int, ...], columns: int) -> Iterator[ModelTensor]:

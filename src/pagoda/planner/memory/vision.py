@@ -1,9 +1,10 @@
-"""What pictures in prompts cost, and how large they may be."""
+"""What pictures and sounds in prompts cost, and how large they may be."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
+from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.spec import ModelSpec
 from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
@@ -53,9 +54,12 @@ def media_sizes(config: ResolvedConfig, kinds: Iterable[str]) -> dict[str, int]:
 
 
 def _default(kind: str, config: EngineConfig | ResolvedConfig, max_position: int) -> int:
+    modality = MODALITIES[kind]
+    if not modality.shrinks:
+        return modality.max_tokens[config.device.device]
     length = config.model.max_model_len
     half = (length if isinstance(length, int) else max_position) // 2
-    return max(1, min(MODALITIES[kind].max_tokens[config.device.device], half))
+    return max(1, min(modality.max_tokens[config.device.device], half))
 
 
 def media_budget(config: ResolvedConfig, spec: ModelSpec, encoders: Collection[str]) -> int:
@@ -86,3 +90,15 @@ def encoder_bytes(vision: VisionSpec, hidden_size: int, width: int, max_tokens: 
     wide = (3 if vision.gated else 2) * vision.intermediate_size
     per_patch += (12 * vision.hidden_size + wide) * max(width, 4)
     return patches * per_patch + kept_bytes(vision, hidden_size, width, max_tokens)
+
+
+def hearing_bytes(audio: AudioSpec, hidden_size: int, width: int) -> int:
+    """Peak of encoding one sound of the longest, and what is kept of others.
+
+    In front of the second convolution there are two frames to a place, which are unfolded thrice;
+    then per place x, its norm, q, k and v, what is attended, the sums, and up with its activation.
+    """
+    width = max(width, 4)
+    frames = 2 * audio.num_positions * (3 * audio.num_mels + 5 * audio.hidden_size) * width
+    places = audio.num_positions * (10 * audio.hidden_size + 2 * audio.intermediate_size) * width
+    return max(frames, places) + kept_bytes(None, hidden_size, width, audio.max_tokens)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from math import prod
 
-from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
+from pagoda.arch.spec import TOWERS, AttentionSpec, ModelSpec, RopeSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
 from pagoda.planner.estimate import Estimate
@@ -97,7 +97,7 @@ def _on_stage(tensor: ModelTensor, spec: ModelSpec, held: range) -> bool:
     if tensor.layer is not None:
         return tensor.layer in held
     last = held.stop == len(spec.layers)
-    if tensor.role in ("embedding", "table", "vision") or tensor.name.startswith("vision."):
+    if tensor.role in ("embedding", "table", "vision") or tensor.name.startswith(TOWERS):
         return held.start == 0 or (last and tensor.role == "embedding" and spec.tie_word_embeddings)
     return last
 

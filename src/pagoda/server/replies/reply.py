@@ -10,8 +10,8 @@ from pagoda.server.errors import ApiError
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 
 DONE = b"data: [DONE]\n\n"
-Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]]
-"""What becomes the JSON of a whole reply."""
+Answer = msgspec.Struct | dict[str, Any] | Sequence[msgspec.Struct | dict[str, Any]] | str
+"""What becomes the JSON of a whole reply, or its text."""
 
 
 class Reply(ABC):

@@ -52,6 +52,8 @@ async def answer(
 
 
 def json_reply(reply: Answer) -> Response:
+    if isinstance(reply, str):
+        return Response(reply, media_type="text/plain")
     return Response(msgspec.json.encode(reply), media_type="application/json")
 
 

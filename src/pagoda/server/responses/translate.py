@@ -184,6 +184,8 @@ def _part(part: Any, path: str) -> Part:
     modality = modality_in("responses", part.get("type"))
     if modality is None:
         raise wrong_kind(part, path, "input_text and output_text")
+    if part["type"] in modality.inline:
+        return part
     return media_part(modality, field_of(part, modality.url_part, str, path))
 
 

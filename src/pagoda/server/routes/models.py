@@ -140,7 +140,9 @@ def _architecture(shown: ShownModel) -> ModelArchitecture | None:
     served = shown.entry.served
     if served is None and not shown.facts.format:
         return None
-    reads = ["text", *(["image"] if shown.sees else [])] if served is None else served.modalities
+    known = {"text": True, "image": shown.sees, "audio": shown.hears}
+    told = [kind for kind, takes in known.items() if takes]
+    reads = told if served is None else served.modalities
     return ModelArchitecture(reads, ["text"] if shown.writes else ["embeddings"])
 
 

@@ -41,7 +41,7 @@ async def props(request: Request) -> Response:
             total_slots=0,
             model_alias=entry.names[0],
             model_path=entry.config.model.model,
-            modalities=Modalities(vision=shown.sees),
+            modalities=Modalities(vision=shown.sees, audio=shown.hears),
             chat_template=shown.template,
             bos_token="",
             eos_token="",
@@ -61,7 +61,9 @@ def _props(entry: ModelEntry, served: ServedModel) -> Props:
         model_alias=served.names[0],
         model_path=served.root,
         modalities=Modalities(
-            vision="image" in served.modalities, video="video" in served.modalities
+            vision="image" in served.modalities,
+            audio="audio" in served.modalities,
+            video="video" in served.modalities,
         ),
         chat_template=served.chat_template.source if served.chat_template else "",
         bos_token=names.get("bos_token", ""),

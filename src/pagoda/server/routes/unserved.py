@@ -13,9 +13,8 @@ router = APIRouter()
 
 # What to do instead -> methods and paths.
 _INSTEAD: dict[str, tuple[str, ...]] = {
-    "Models that hear or speak are not served yet; send text to /v1/chat/completions.": (
-        "POST /v1/audio/transcriptions", "POST /v1/audio/translations", "POST /v1/audio/speech",
-        "POST /audio/transcriptions", "GET /v1/realtime",
+    "Models that speak are not served; those that hear take files at /v1/audio/transcriptions.": (
+        "POST /v1/audio/speech", "GET /v1/realtime",
     ),
     "Models that draw are not served; models that write are.": (
         "POST /v1/images/generations", "POST /v1/images/edits", "POST /v1/images/variations",

@@ -1,6 +1,5 @@
 """A video that somebody sent -> its frames one after the other, within bounds."""
 
-import io
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pagoda.base.errors import RequestError
 from pagoda.base.units import format_bytes
 from pagoda.text.images.decode import decode_image, readable, to_pixels
 from pagoda.text.media.base import Values
+from pagoda.text.media.ffmpeg import damage_named, library, open_container
 
 MAX_BYTES = 64 << 20
 MAX_SECONDS = 2 * 3600.0
@@ -24,11 +24,11 @@ MAX_ALL_PIXELS = 1 << 35
 1080 at 30 frames a second, 75 of 640 x 360."""
 MAX_DECODE_SECONDS = 120.0
 _MAX_FRAMES = 1 << 18
+_INSTEAD = (
+    "Frames (data:video/jpeg;base64,FRAME,FRAME) and animated GIF, WebP and PNG work without."
+)
 _ANIMATIONS = ("GIF", "WEBP", "PNG")
 _DEFAULT_FRAME_SECONDS = 0.1
-# FFmpeg reads hundreds of formats, some of which are lists of other files: those that cameras,
-# phones and pages write.
-_CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,ogg,flv"
 _CODECS = frozenset(
     ("h264", "hevc", "vp8", "vp9", "libvpx", "libvpx-vp9", "av1", "libdav1d", "mpeg4", "mpeg1video",
      "mpeg2video", "mjpeg", "theora")
@@ -78,7 +78,7 @@ def open_film(data: bytes, choice: FrameChoice = _MODELS_CHOICE) -> Iterator[Fil
         with readable("A video", data, _ANIMATIONS) as image:
             yield _Animation(image, choice)
     else:
-        with _damage_named(_library()) as av:
+        with damage_named(library("video", "video", _INSTEAD), "A video") as av:
             yield _Container(av, data, choice)
 
 
@@ -200,11 +200,7 @@ class _Container:
                     return
 
     def _open(self) -> Any:
-        options = {
-            "format_whitelist": _CONTAINERS,
-            "protocol_whitelist": "none",
-        }
-        return self._av.open(io.BytesIO(self._data), options=options, metadata_errors="ignore")
+        return open_container(self._av, self._data)
 
 
 def _stream(container: Any) -> Any:
@@ -217,29 +213,3 @@ def _stream(container: Any) -> Any:
             f"A video's codec is {name}; send H.264, H.265, VP8, VP9, AV1 or MPEG-4."
         )
     return stream
-
-
-def _library() -> ModuleType:
-    try:
-        import av
-    except ImportError:
-        raise RequestError(
-            "This server reads no video files, since PyAV is not installed: pip install "
-            "'pagoda-llm[video]'. Frames (data:video/jpeg;base64,FRAME,FRAME) and animated GIF, "
-            "WebP and PNG work without."
-        ) from None
-    module: ModuleType = av
-    return module
-
-
-@contextmanager
-def _damage_named(av: ModuleType) -> Iterator[ModuleType]:
-    try:
-        yield av
-    except RequestError:
-        raise
-    except (av.FFmpegError, OSError, ValueError, EOFError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise RequestError(
-            f"A video can't be read, it is damaged, cut off or of an unknown kind: {words}."
-        ) from None

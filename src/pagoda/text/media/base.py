@@ -37,8 +37,8 @@ class Piece:
     encoder: str = "image"
     """The kind whose encoder reads the values."""
     seconds_on: float | None = None
-    """How much later it is than the piece right before it, whose film it goes on with; None: it is
-    a picture, or begins a film."""
+    """How much later it is than the piece right before it, whose film or sound it goes on with;
+    None: it is a picture, or begins one."""
     row: int | None = None
     """Its tokens lie in rows of so many, between which stands the processor's `between`, one of
     `num_tokens` each time; None: all of them are its own."""
@@ -61,6 +61,8 @@ class Medium:
     text: str | None = None
     """What takes the place of its one token in a prompt, with one for each piece; None: the token
     itself, for the one piece."""
+    seconds: float | None = None
+    """How long a sound lasts."""
 
     @property
     def nbytes(self) -> int:

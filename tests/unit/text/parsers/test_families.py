@@ -5,11 +5,8 @@ import json
 import pytest
 
 from pagoda.text.parsers.select import parser_for
-<<<<<<< ours
 from tests.unit.text.parsers.deepseek import DSML
-=======
 from tests.unit.text.parsers.hunyuan import HUNYUAN
->>>>>>> theirs
 from tests.unit.text.parsers.kimi import KIMI, OUTSIDE
 from tests.unit.text.parsers.lfm2 import LFM2
 from tests.unit.text.parsers.parsing import TOOLS, parse

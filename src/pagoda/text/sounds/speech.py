@@ -1,0 +1,143 @@
+"""How Whisper is asked to write down a sound (arXiv 2212.04356, section 2.3), and what it writes:
+texts between times."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pagoda.base.errors import CheckpointError, RequestError
+from pagoda.text.tokenizer import Tokenizer
+from pagoda.weights.files import ModelFiles
+
+_ARCHITECTURE = "WhisperForConditionalGeneration"
+_STEP = 0.02
+"""Seconds from one token of time to the next."""
+
+
+@dataclass(frozen=True)
+class Speech:
+    """Ids of the tokens that a prompt is made of; None for those that a model of one language has
+    no use for."""
+
+    start: int
+    without_times: int
+    """Every token behind it is a time."""
+    before: int | None = None
+    """Begins a text that came before."""
+    tasks: Mapping[str, int] = field(default_factory=dict)
+    """`transcribe` and `translate`."""
+    languages: Mapping[str, int] = field(default_factory=dict)
+    """By code (`en`); empty for a model of one language."""
+    suppressed: tuple[int, ...] = ()
+    """What is never written."""
+
+    def prompt(
+        self, language: int | None, task: str, previous: Sequence[int], *, times: bool
+    ) -> list[int]:
+        """What stands behind a sound's tokens; `previous` are ids of the text before it."""
+        ids = [self.before, *previous] if previous and self.before is not None else []
+        ids.append(self.start)
+        if language is not None:
+            ids += [language, self.tasks[task]]
+        return ids if times else [*ids, self.without_times]
+
+    def language(self, code: str | None) -> int | None:
+        """RequestError for one that the model does not know; None for a model of one."""
+        if code is None or not self.languages:
+            return None
+        found = self.languages.get(code.lower())
+        if found is None:
+            raise RequestError(
+                f"The language {code[:20]!r} is not one of this model's; send its code of two "
+                "letters, such as en or de.",
+                "language",
+            )
+        return found
+
+    def time(self, token: int) -> float | None:
+        """Seconds since the window's begin; None for a token of text."""
+        after = token - self.without_times - 1
+        return None if after < 0 else after * _STEP
+
+
+@dataclass(frozen=True)
+class Segment:
+    start: float
+    end: float
+    """Seconds since the sound's begin."""
+    tokens: tuple[int, ...]
+    text: str
+
+
+def speech_of(tokenizer: Tokenizer, files: ModelFiles) -> Speech | None:
+    """None for a model that writes down nothing; CheckpointError where its tokenizer is another
+    model's."""
+    if _ARCHITECTURE not in ((files.config or {}).get("architectures") or ()):
+        return None
+
+    def token(name: str) -> int | None:
+        ids = tokenizer.encode(f"<|{name}|>", add_special_tokens=False)
+        return ids[0] if len(ids) == 1 else None
+
+    start, without_times = token("startoftranscript"), token("notimestamps")
+    if start is None or without_times is None:
+        raise CheckpointError(
+            "The tokenizer has no <|startoftranscript|> or <|notimestamps|>; it belongs to another "
+            "model. Fetch the files again."
+        )
+    generation = files.generation_config
+    codes = generation.get("lang_to_id") or {}
+    tasks = {name: token(name) for name in ("transcribe", "translate")}
+    suppressed = generation.get("suppress_tokens") or []
+    return Speech(
+        start,
+        without_times,
+        token("startofprev"),
+        {name: id_ for name, id_ in tasks.items() if id_ is not None},
+        {code.strip("<|>"): int(id_) for code, id_ in codes.items()},
+        tuple(int(id_) for id_ in suppressed if id_ >= 0),
+    )
+
+
+def segments_of(
+    tokens: Sequence[int], speech: Speech, tokenizer: Tokenizer, begin: float, end: float
+) -> list[Segment]:
+    """Of the tokens of a window that lies between `begin` and `end`: a text ends with the time
+    behind it, or with the window."""
+    found: list[Segment] = []
+    start, ids = begin, list[int]()
+
+    def close(at: float) -> None:
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if text.strip():
+            found.append(Segment(start, max(start, at), tuple(ids), text))
+        ids.clear()
+
+    for token in tokens:
+        time = speech.time(token)
+        if time is None:
+            ids.append(token)
+            continue
+        at = min(begin + time, end)
+        close(at)
+        start = at
+    close(end)
+    return found
+
+
+def written(segments: Sequence[Segment], form: str) -> str:
+    """As subtitles, `srt` or `vtt`."""
+    mark = "," if form == "srt" else "."
+    lines = [] if form == "srt" else ["WEBVTT\n"]
+    for number, segment in enumerate(segments, 1):
+        span = f"{_clock(segment.start, mark)} --> {_clock(segment.end, mark)}"
+        count = f"{number}\n" if form == "srt" else ""
+        # An arrow would begin another span.
+        lines.append(f"{count}{span}\n{segment.text.strip().replace('-->', '->')}\n")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _clock(seconds: float, mark: str) -> str:
+    millis = round(seconds * 1000)
+    minutes, millis = divmod(millis, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{millis // 1000:02}{mark}{millis % 1000:03}"
