@@ -11,7 +11,7 @@ class IndexerSpec:
 
     num_heads: int
     head_dim: int
-    """Of which the first ones are rotated, as many as of attention's keys."""
+    """The first ones are rotated, as many as of attention's keys."""
     count: int
     own: bool = True
     """Else the layer sees what the last one with an indexer chose, and its key is not stored."""

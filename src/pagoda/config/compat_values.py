@@ -40,7 +40,7 @@ _TEMPLATE_DECIDES = (
     ),
 )
 _OTHER_PARSERS = (
-    "apertus", "deepseek_v32", "deepseek_v4", "deepseek_v41", "dots", "functiongemma",
+    "apertus", "deepseek_v41", "dots", "functiongemma",
     "gigachat3", "granite-20b-fc", "granite_thinking_parser",
     "hf", "holo2", "hy_v3", "hy_v4", "inkling", "internlm", "jamba", "k2_horizon",
     "kimi_k3", "ling3", "llama4_pythonic", "longcat", "mimo", "minicpm5",

@@ -22,6 +22,7 @@ _ALIASES = {
     "cohere_command3": "command",
     "cohere_command4": "command",
     "deepseek_v31": "deepseek_v3",
+    "deepseek_v4": "deepseek_v32",
     "glm45": "generic",
     "glm47": "generic",
     "gpt_oss": "harmony",
