@@ -37,7 +37,10 @@ def test_logits_equal(case: str, tmp_path):
 
 
 GGUFS = {
-    "dense": ("Q8_0", {"num_local_experts": 0, "mamba_n_groups": 2}),
+    "dense": (
+        "Q8_0",
+        {"num_local_experts": 0, "mamba_n_groups": 2, "shared_intermediate_size": 64},
+    ),
     "experts": ("F32", {"mamba_conv_bias": False}),
 }
 
