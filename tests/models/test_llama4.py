@@ -12,7 +12,7 @@ from tests.models.driver import Driver
 
 FAMILIES = {"llama4": tiny.LLAMA4, "ministral3": tiny.MINISTRAL3}
 VISION = {
-    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64,
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 128,
     "vision_output_dim": 32, "image_size": 28, "patch_size": 14, "projector_input_dim": 32,
     "projector_output_dim": 32,
 }  # fmt: skip

@@ -46,8 +46,9 @@ class VisionSpec:
     weights: tuple["WeightRule", ...]
     patch_bias: bool = True
     class_token: bool = False
-    """A learned vector stands among the patches, with a learned position of its own, in front of
-    theirs. A picture is read in tiles of the size that the positions are made for."""
+    """A learned vector stands among the patches, with a learned position of its own. If patches
+    turn, they do so from place 1 on, and it does not. A picture is read in tiles of the size that
+    the positions are made for."""
     patch_norm: bool = False
     """Embeddings of patches are normalized before the first block."""
     block_bias: bool = True
@@ -90,6 +91,11 @@ class VisionSpec:
     each of them has."""
     standardized: bool = False
     """If `pooled` and `gated`: learned vectors move and scale the means."""
+    flat_patches: bool = False
+    """The weights of a patch are stored as rows, not as a convolution's kernel."""
+    adapter: int | None = None
+    """Patches become a token by two linear layers of this width, without bias and with gelu behind
+    each, and a third that makes the language model's; instead of a merger."""
     merger: MergerSpec | None = None
     """How patches become a token, if not `pooled`; None: as in Qwen's towers."""
     deepstack: tuple[int, ...] = ()

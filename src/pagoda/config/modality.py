@@ -71,6 +71,7 @@ _IMAGE = Modality(
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
         "Mistral3ForConditionalGeneration": "pagoda.text.images.pixtral:from_config",
         "InternVLForConditionalGeneration": "pagoda.text.images.internvl:from_config",
+        "Llama4ForConditionalGeneration": "pagoda.text.images.llama4:from_config",
     },
     projectors={
         "qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf",
@@ -79,6 +80,7 @@ _IMAGE = Modality(
         "gemma4v": "pagoda.text.images.gemma4:from_gguf",
         "pixtral": "pagoda.text.images.pixtral:from_gguf",
         "internvl": "pagoda.text.images.internvl:from_gguf",
+        "llama4": "pagoda.text.images.llama4:from_gguf",
     },
     settings=("preprocessor_config.json", "processor_config.json"),
     dialects={"anthropic": "image", "responses": "input_image"},

@@ -77,8 +77,34 @@ class NarrowMerger(nn.Module):
         return out
 
 
-def merger_of(context: LayerContext, spec: VisionSpec, out_size: int) -> PatchMerger | NarrowMerger:
+class Adapter(nn.Module):
+    """Llama 4's (`VisionSpec.adapter`)."""
+
+    def __init__(self, context: LayerContext, spec: VisionSpec, size: int, out_size: int):
+        super().__init__()
+        self.width = spec.hidden_size * spec.merge**2
+        self.flops = 2 * size * (self.width + size + out_size)
+        self.up = whole_linear(context, self.width, size, bias=False)
+        self.down = whole_linear(context, size, size, bias=False)
+        self.projection = whole_linear(context, size, out_size, bias=False)
+
+    def slices(self, x: torch.Tensor, unit: float) -> Slices:
+        """[patches, hidden], neighbours in a row -> [tokens, out_size]."""
+        return (yield from by_rows(self._merge, x.reshape(-1, self.width), unit / self.flops))
+
+    def _merge(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, width of their patches]."""
+        inner = ops.activate(self.up(x), "gelu")
+        out: torch.Tensor = self.projection(ops.activate(self.down(inner), "gelu"))
+        return out
+
+
+def merger_of(
+    context: LayerContext, spec: VisionSpec, out_size: int
+) -> PatchMerger | NarrowMerger | Adapter:
     """The tower's last layers."""
+    if spec.adapter is not None:
+        return Adapter(context, spec, spec.adapter, out_size)
     if spec.merger is None:
         return PatchMerger(context, spec, out_size)
     return NarrowMerger(context, spec, spec.merger, out_size)

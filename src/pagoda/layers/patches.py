@@ -35,14 +35,14 @@ class PatchEmbed(ColumnLinear):
     def __init__(self, context: LayerContext, spec: VisionSpec):
         whole = Shard.whole(spec.hidden_size)
         super().__init__(context, spec.patch_values, (whole,), bias=spec.patch_bias)
-        self._split = spec.split_patches
+        self._split, self._flat = spec.split_patches, spec.flat_patches
         self._frames = spec.temporal_patch
         self._raw: dict[int, torch.Tensor] = {}
         self._kernel = (spec.patch_size, spec.patch_size)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         (whole,) = super().targets(param)
-        if param == "bias":
+        if param == "bias" or self._flat:
             return (whole,)
         rows = whole.shape[0]
         if not self._split:

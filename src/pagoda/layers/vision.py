@@ -34,7 +34,8 @@ class RowVector(Vector):
 
 class VisionTower(nn.Module):
     """Qwen3-VL's; without deepstack also Qwen3.5's, without learned positions also Qwen2-VL's and
-    Qwen2.5-VL's, with a norm in front Pixtral's, and with a class token InternVL's."""
+    Qwen2.5-VL's, with a norm in front Pixtral's, and with a class token InternVL's and Llama
+    4's."""
 
     def __init__(self, context: LayerContext, spec: VisionSpec, out_size: int):
         super().__init__()
@@ -68,7 +69,7 @@ class VisionTower(nn.Module):
         if self.spec.num_positions:
             x = x + self._interpolated(rows, columns, grid).to(x.dtype)
         if self.spec.class_token:
-            return (yield from self._with_class_token(x, unit))
+            return (yield from self._with_class_token(x, rows, columns, unit))
         if self.spec.patch_norm:
             x = self.patch_norm(x)
         rotation = self._rotation(rows, columns)
@@ -86,7 +87,9 @@ class VisionTower(nn.Module):
         merged = yield from self.merger.slices(x, unit)
         return torch.empty_like(merged).index_copy_(0, order, merged)[None]
 
-    def _with_class_token(self, x: torch.Tensor, unit: float) -> Slices:
+    def _with_class_token(
+        self, x: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, unit: float
+    ) -> Slices:
         """`slices` from a picture's patches on, where a vector stands among them."""
         if len(x) != self.spec.num_positions:
             raise ValueError(
@@ -94,8 +97,15 @@ class VisionTower(nn.Module):
             )
         token = self.class_token.weight + self.class_position.weight
         x = torch.cat((x, token[None].to(x.dtype)))
+        if self.spec.patch_norm:
+            x = self.patch_norm(x)
+        rotation = None
+        if self.spec.rope_theta:
+            # Columns first, from 1 on; what stands at 0 does not turn.
+            places = (torch.nn.functional.pad(at + 1, (0, 1)) for at in (columns, rows))
+            rotation = self._rotation(*places)
         picture = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
-        x, _ = yield from self._through(x, None, picture, picture, unit)
+        x, _ = yield from self._through(x, rotation, picture, picture, unit)
         x = x[:-1]
         if self.spec.final_norm:
             x = self.norm(x)

@@ -12,7 +12,7 @@ MODELS = Registry(
         "InternVLForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "Ministral3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Llama4ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
-        "Llama4ForConditionalGeneration": "pagoda.models.llama:LlamaForCausalLM",
+        "Llama4ForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",

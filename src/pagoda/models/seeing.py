@@ -1,6 +1,6 @@
 """Llama's layers behind a vision transformer, or without one: Qwen3-VL (arXiv 2511.21631), Qwen2-VL
 and Qwen2.5-VL (arXiv 2409.12191, 2502.13923), with or without experts, Mistral Small 3.1 and
-later, and InternVL 3 (2504.10479)."""
+later, InternVL 3 (2504.10479), and Llama 4."""
 
 from collections.abc import Callable
 

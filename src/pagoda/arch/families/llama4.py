@@ -1,13 +1,13 @@
 """Llama 4 Scout and Maverick (ai.meta.com/blog/llama-4-multimodal-intelligence): of experts, in
 every or every second layer, one is chosen and one shared; three layers see their chunk of the
-context, to one, unrotated, that sees all of it. The vision tower is left out; they read text only
-here."""
+context, to one, unrotated, that sees all of it. A vision transformer reads pictures in tiles."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 from pagoda.arch.dense import spec_from_config, spec_from_gguf
+from pagoda.arch.families.llama4_vision import NAME, vision_from_config, with_gguf_tower
 from pagoda.arch.moe import MAX_EXPERTS, expert_rules, gguf_rules, shared_rules, with_experts
 from pagoda.arch.names import Traits, config_rules, with_pairs_side_by_side
 from pagoda.arch.read import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Reader, config_reader
@@ -22,7 +22,6 @@ from pagoda.arch.spec import (
 
 _NAME = "Llama4ForCausalLM"
 _LANGUAGE_MODEL = "language_model."
-_VISION = ("vision_model.*", "multi_modal_projector.*")
 _INTERVAL = 4
 """Every so many-th layer sees all of the context; a GGUF does not say."""
 _CHUNK = 8192
@@ -37,11 +36,13 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    name, prefix = "Llama4ForConditionalGeneration", _LANGUAGE_MODEL + "model."
+    prefix = _LANGUAGE_MODEL + "model."
     # The outer part says of other things that they are tied.
     config = {**config, "tie_word_embeddings": False}
-    spec = _from_config(config, name, prefix, _LANGUAGE_MODEL + "lm_head.weight")
-    return replace(spec, ignored_weights=(*spec.ignored_weights, *_VISION))
+    spec = _from_config(config, NAME, prefix, _LANGUAGE_MODEL + "lm_head.weight")
+    if config.get("vision_config") is None:
+        return spec
+    return replace(spec, vision=vision_from_config(config))
 
 
 def _from_config(config: Mapping[str, Any], architecture: str, prefix: str, head: str) -> ModelSpec:
@@ -109,7 +110,9 @@ def from_gguf(metadata: Mapping[str, Any], tensor_names: Collection[str]) -> Mod
     normalized = experts.num_experts != _MAVERICK_EXPERTS
     spec = _with_attention(spec, _GGUF_SCALING, normalized=normalized)
     step = reader.integer("interleave_moe_layer_step", MAX_LAYERS)
-    return with_experts(spec, experts, range(step - 1, num_layers, step), gguf_rules(experts))
+    sparse = range(step - 1, num_layers, step)
+    spec = with_experts(spec, experts, sparse, gguf_rules(experts))
+    return with_gguf_tower(spec, metadata, tensor_names)
 
 
 def _experts(reader: Reader, count_name: str, top_k: str, size_name: str) -> MoeSpec:

@@ -332,6 +332,12 @@ def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
         return
     if spec.final_norm:
         yield from norm("vision.norm", hidden, bias=bias)
+    if spec.adapter is not None:
+        size, prefix = spec.adapter, "vision.merger."
+        yield from _tower(prefix + "up", rows_of(size), hidden * spec.merge**2, bias=False)
+        yield from _tower(prefix + "down", rows_of(size), size, size, bias=False)
+        yield from _tower(prefix + "projection", rows_of(out_size), size, bias=False)
+        return
     if spec.merger is not None:
         yield from _narrow_merger("vision.merger.", spec, spec.merger, out_size)
         return

@@ -78,7 +78,7 @@ def profiled_encoder(spec: ModelSpec, run: Run) -> Encoder | None:
     if run.version.is_v0:
         return None
     vision = spec.vision
-    # What it profiles Mistral's and InternVL's towers with is not modelled.
+    # What it profiles the towers of Mistral, InternVL and Llama 4 with is not modelled.
     if vision is None or (vision.temporal_patch == 1 and not vision.pooled):
         return None
     if vision.pooled:

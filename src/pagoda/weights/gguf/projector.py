@@ -12,7 +12,17 @@ log = get_logger(__name__)
 
 # Models of these architectures are looked after for a tower; others have none that is known here.
 _SEEING = frozenset(
-    ("qwen2vl", "qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe", "gemma3", "gemma4", "mistral3")
+    (
+        "qwen2vl",
+        "qwen3vl",
+        "qwen3vlmoe",
+        "qwen35",
+        "qwen35moe",
+        "gemma3",
+        "gemma4",
+        "mistral3",
+        "llama4",
+    )
 )
 # So are these, of which some only have towers that are known: these kinds.
 _SOME_SEEING = {
