@@ -30,9 +30,10 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, marks: list[str], **config: str) -> Tokenizer:
-    """200 bytes, then the marks."""
-    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"Ġ"})
-    vocabulary = {letter: index for index, letter in enumerate(["Ġ", *letters][:200])}
+    """200 texts of ASCII, so that any tokens in a row are text, then the marks."""
+    printable = ["Ġ", *map(chr, range(33, 127))]
+    pairs = [a + b for a in "abcdefghijk" for b in "abcdefghijk"]
+    vocabulary = {text: index for index, text in enumerate([*printable, *pairs][:200])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
