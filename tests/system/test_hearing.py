@@ -30,9 +30,10 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path, marks: list[str], **config: str) -> Tokenizer:
-    """200 bytes, then the marks."""
-    letters = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {"Ġ"})
-    vocabulary = {letter: index for index, letter in enumerate(["Ġ", *letters][:200])}
+    """200 texts of ASCII, so that any tokens in a row are text, then the marks."""
+    printable = ["Ġ", *map(chr, range(33, 127))]
+    pairs = [a + b for a in "abcdefghijk" for b in "abcdefghijk"]
+    vocabulary = {text: index for index, text in enumerate([*printable, *pairs][:200])}
     tokenizer = Tokenizer(models.BPE(vocabulary, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -170,6 +171,12 @@ def text_of(folder: Path, ids: list[int]) -> str:
     return tokenizer.decode([token for token in ids if token <= PLAIN], skip_special_tokens=True)
 
 
+def letters(folder: Path, ids: list[int]) -> list[int]:
+    """Without special tokens and blanks: segments of nothing else are left out."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return [token for token in ids if token < EOS - 1 and tokenizer.decode([token]).strip()]
+
+
 def file_of(seconds: float) -> tuple[str, bytes]:
     return ("speech.wav", wav([sound.sound(seconds)], sound.RATE))
 
@@ -213,9 +220,8 @@ def test_times_and_languages(writer: Served, whisper_folder: Path) -> None:
     reply = client.create(model="whisper-1", file=file_of(2.3), response_format="verbose_json")
     assert reply.language == MARKS[language - 200] and reply.duration == 2.3
     ids = [token for window in windows for token in greedy(window, prompt)]
-    words = [token for token in ids if token <= PLAIN]
     kept = [token for segment in reply.segments for token in segment.tokens]
-    assert kept and kept == words
+    assert kept and letters(whisper_folder, kept) == letters(whisper_folder, ids)
     last = 0.0
     for number, segment in enumerate(reply.segments):
         assert segment.id == number and last <= segment.start <= segment.end <= 2.3

@@ -109,7 +109,7 @@ def segments_of(
     def close(at: float) -> None:
         text = tokenizer.decode(ids, skip_special_tokens=True)
         if text.strip():
-            found.append(Segment(start, max(start, at), tuple(ids), text))
+            found.append(Segment(start, at, tuple(ids), text))
         ids.clear()
 
     for token in tokens:
@@ -117,7 +117,8 @@ def segments_of(
         if time is None:
             ids.append(token)
             continue
-        at = min(begin + time, end)
+        # Times go on, whatever is written.
+        at = max(start, min(begin + time, end))
         close(at)
         start = at
     close(end)
