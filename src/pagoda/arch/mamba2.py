@@ -93,6 +93,6 @@ def _rules(
         *linear_rules(_PARAM + "conv", (conv,), spec.conv_bias),
         WeightRule(_PARAM + "gates.bias", (bias,)),
         WeightRule(_PARAM + "gates.skip", (skip,)),
-        WeightRule(_PARAM + "norm.weight", (norm,)),
+        WeightRule(_PARAM + "norm.weight", (norm,), folded=True),  # a row for each group
         *linear_rules(_PARAM + "output", (output,), spec.bias),
     ]

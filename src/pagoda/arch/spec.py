@@ -298,6 +298,8 @@ class WeightRule:
     """How the matrices of experts are stored; the sources of one expert follow each other."""
     transposed: bool = False
     """With `experts`: each matrix is the transposed one of the checkpoint's."""
+    folded: bool = False
+    """A vector's elements may lie in the rows of a matrix, one behind the other."""
 
 
 @dataclass(frozen=True)

@@ -163,7 +163,8 @@ def _adds_nothing(checkpoint: Checkpoint, name: str, wanted: set[str]) -> bool:
 
 def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
     piece, target = item.piece, item.target
-    if not _same(info.shape, piece.shape):
+    folded = piece.folded and (prod(info.shape),) == piece.shape
+    if not folded and not _same(info.shape, piece.shape):
         raise CheckpointError(
             f"Tensor {info.name} has the shape {list(info.shape)}, but the model's sizes make it "
             f"{list(piece.shape)}. config.json (or the GGUF metadata) belongs to another model."
@@ -177,11 +178,11 @@ def _check_fits(info: TensorInfo, item: _Item, world_size: int) -> None:
 
 
 def _same(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """A matrix of one row may be a vector in the file, a vector in the model any shape in the file,
-    and matrices that lie in one may be a stack in the file."""
+    """A matrix of one row may be a vector, in the file or in the model, a vector in the model one
+    column in the file, and matrices that lie in one may be a stack in the file."""
     stacked = len(found) == 3 and (found[0] * found[1], found[2]) == wanted
-    vector = (prod(found),) == wanted
-    return _flat(found) == _flat(wanted) or (1, *found) == wanted or vector or stacked
+    one_row = (1, *found) == wanted or found == (1, *wanted)
+    return _flat(found) == _flat(wanted) or one_row or found == (*wanted, 1) or stacked
 
 
 def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class Piece:
     """Those of its rows that count (None: all); the target's rows are among these."""
     value: str = "x"
     transposed: bool = False
+    folded: bool = False
     """As in WeightRule."""
 
     def read(self, checkpoint: Checkpoint, info: TensorInfo, target: LoadTarget) -> torch.Tensor:
@@ -121,7 +122,7 @@ def pieces(rule: WeightRule, targets: Sequence[LoadTarget]) -> Iterator[Piece]:
             rows = rows // part.count * part.period
         yield Piece(
             source, (rows, *columns), size, rule.turning, rule.turning_last, rows=part,
-            value=rule.value,
+            value=rule.value, folded=rule.folded,
         )  # fmt: skip
 
 
