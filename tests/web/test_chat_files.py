@@ -1,5 +1,7 @@
 """Files that a message brings, and drafts."""
 
+import base64
+import json
 from typing import Any
 
 import pytest
@@ -227,3 +229,72 @@ def test_a_draft_outlives_its_chat(visit) -> None:
     one.page.locator(".welcome").wait_for()
     expect(one.page.locator("#prompt")).to_have_value("long thought")
     assert two.page.evaluate("Object.keys(sessionStorage)") == []
+
+
+# What a microphone gives, without one.
+MICROPHONE = """navigator.mediaDevices.getUserMedia = async () => {
+  const context = new AudioContext();
+  const tone = context.createOscillator();
+  const target = context.createMediaStreamDestination();
+  tone.connect(target);
+  tone.start();
+  return target.stream;
+};"""
+
+
+def answer_as_model_that_hears(visitor: Visit) -> list[Any]:
+    """The bodies of its requests."""
+    bodies: list[Any] = []
+    hearing = {"data": [{"id": "ears", "architecture": {"input_modalities": ["text", "audio"]}}]}
+    visitor.page.route("**/v1/models", lambda route: route.fulfill(json=hearing))
+
+    def reply(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        told = {"choices": [{"index": 0, "delta": {"content": "A tone."}, "finish_reason": "stop"}]}
+        body = f"data: {json.dumps(told)}\n\ndata: [DONE]\n\n"
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    visitor.page.route("**/v1/chat/completions", reply)
+    return bodies
+
+
+def test_what_is_said_goes_along(visit) -> None:
+    visitor = visit()
+    bodies = answer_as_model_that_hears(visitor)
+    visitor.page.add_init_script(MICROPHONE)
+    visitor.open()
+    button = visitor.page.locator("#record")
+    button.click()
+    expect(button).to_have_attribute("aria-label", "Stop recording")
+    visitor.page.wait_for_timeout(300)
+    button.click()
+    expect(visitor.page.locator("#attachments .chip .facts")).to_have_text("sound")
+    assert chips(visitor) == ["Recording.webm"]
+    visitor.send("What is this?")
+    visitor.reply()
+    sound, text = bodies[0]["messages"][-1]["content"]
+    assert text == {"type": "text", "text": "What is this?"}
+    assert sound["type"] == "input_audio" and sound["input_audio"]["format"] == "webm"
+    # EBML's mark, with which WebM begins.
+    assert base64.b64decode(sound["input_audio"]["data"])[:4] == b"\x1aE\xdf\xa3"
+    expect(visitor.page.locator(".message.user audio")).to_have_count(1)
+    assert visitor.problems == []
+
+
+def test_a_model_that_does_not_hear_has_no_microphone(visit) -> None:
+    visitor = visit().open()
+    expect(visitor.page.locator("#record")).to_be_hidden()
+    attach(visitor, file("a.wav", b"RIFF", "audio/wav"))
+    expect(visitor.page.locator("#toast")).to_contain_text("cannot hear, so a.wav was not added")
+
+
+def test_a_microphone_that_is_refused_is_told(visit) -> None:
+    visitor = visit()
+    answer_as_model_that_hears(visitor)
+    visitor.page.add_init_script(
+        "navigator.mediaDevices.getUserMedia = () => Promise.reject(new Error('not allowed'));"
+    )
+    visitor.open()
+    visitor.page.locator("#record").click()
+    expect(visitor.page.locator("#toast")).to_contain_text("not allowed")
+    expect(visitor.page.locator("#record")).to_have_attribute("aria-label", "Record what you say")

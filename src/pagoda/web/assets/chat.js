@@ -20,7 +20,7 @@ const STICKY_PX = 60;
 const NEW = "new";
 
 export class ChatPane {
-  /** `page` is {model(), models(), sees(), context(), changed(), unauthorized()}. */
+  /** `page` is {model(), models(), sees(), hears(), context(), changed(), unauthorized()}. */
   constructor(page) {
     this.page = page;
     this.runs = new Map(); // node id -> Run
@@ -35,6 +35,7 @@ export class ChatPane {
     this.composer = new Composer({
       model: page.model,
       sees: page.sees,
+      hears: page.hears,
       isRunning: () => Boolean(this.running()),
       send: () => this.send(),
       stop: () => this.stop(),
@@ -130,6 +131,7 @@ export class ChatPane {
     button.title = t(running ? "stop" : "send");
     button.setAttribute("aria-label", button.title);
     byId("compare").hidden = this.page.models().length < 2;
+    this.composer.showRecorder();
     this.composer.prompt.placeholder = t("placeholder", { model: this.page.model() || t("model") });
     document.title = this.chat.title ? `${this.chat.title} · Pagoda` : "Pagoda";
     const hint = document.querySelector(".welcome p");

@@ -4,10 +4,12 @@ import { emptyDraft, isEmpty, loadDraft, saveAttached, saveText } from "./drafts
 import { byId, el, icon, iconButton, toast } from "./dom.js";
 import { fileChip, readAttachment } from "./files.js";
 import { isSend } from "./messages.js";
+import { Recorder } from "./recorder.js";
 import { t } from "./words.js";
 
 export class Composer {
-  /** `page` is {model(), sees(), isRunning(), send(), stop(), changed(), second(), forgetSecond()}. */
+  /** `page` is {model(), sees(), hears(), isRunning(), send(), stop(), changed(), second(),
+   * forgetSecond()}. */
   constructor(page) {
     this.page = page;
     this.chat = "";
@@ -15,6 +17,7 @@ export class Composer {
     this.images = [];
     this.files = [];
     this.attaching = null;
+    this.recorder = new Recorder(byId("record"), (file) => this.attach([file]));
     this.listen();
   }
 
@@ -101,6 +104,11 @@ export class Composer {
     this.page.changed();
   }
 
+  /** The model may be another one. */
+  showRecorder() {
+    this.recorder.show(this.page.hears());
+  }
+
   changed() {
     saveAttached(this.chat, this);
     this.show();
@@ -129,7 +137,8 @@ export class Composer {
 
   async attachOne(chat, file) {
     try {
-      const options = { sees: this.page.sees(), model: this.page.model() };
+      const { page } = this;
+      const options = { sees: page.sees(), hears: page.hears(), model: page.model() };
       this.add(chat, await readAttachment(file, options));
     } catch (error) {
       toast(error.message);

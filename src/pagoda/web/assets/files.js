@@ -1,4 +1,4 @@
-// Files that a message brings: text and PDF as text, pictures as data URLs.
+// Files that a message brings: text and PDF as text, pictures and sounds as data URLs.
 
 import { ApiError, extractText } from "./api.js";
 import { el, icon, iconButton } from "./dom.js";
@@ -9,16 +9,24 @@ const MAX_IMAGE_SIDE = 1024;
 // Chats lie in the browser's storage, which has about five million characters for all of them.
 const MAX_TEXT = 1_000_000;
 const MAX_PDF_BYTES = 32_000_000;
+const MAX_SOUND_BYTES = 1_000_000;
 
 /** A file that cannot be taken; its message says why. */
 class FileError extends Error {}
 
 const isPdf = ({ name, type }) => type === "application/pdf" || /\.pdf$/i.test(name);
+const isSound = ({ type }) => type.startsWith("audio/");
 const isPicture = ({ type }) => type.startsWith("image/") && type !== "image/svg+xml";
 
-/** What a file becomes: {image}, or {file: {name, text, ...}}. Throws an Error that says why not. */
-export async function readAttachment(file, { sees, model }) {
+/** What a file becomes: {image}, {file: {name, text, ...}} or {file: {name, sound}}. Throws an Error
+ * that says why not. */
+export async function readAttachment(file, { sees, hears, model }) {
   const { name } = file;
+  if (isSound(file)) {
+    if (!hears) throw new FileError(t("noHearing", { name, model }));
+    if (file.size > MAX_SOUND_BYTES) throw new FileError(t("soundLarge", { name }));
+    return { file: { name, sound: await dataUrl(file) } };
+  }
   if (isPicture(file)) {
     if (!sees) throw new FileError(t("noSight", { name, model }));
     try {
@@ -31,6 +39,15 @@ export async function readAttachment(file, { sees, model }) {
   if (!read.text.trim()) throw new FileError(t(isPdf(file) ? "pdfEmpty" : "fileEmpty", { name }));
   if (read.text.length > MAX_TEXT) throw new FileError(t("fileLarge", { name }));
   return { file: { name, ...read } };
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => resolve(reader.result));
+    reader.addEventListener("error", () => reject(reader.error));
+    reader.readAsDataURL(file);
+  });
 }
 
 async function readPdf(file) {
@@ -94,13 +111,18 @@ async function shrunk(file) {
 
 /** The text that a model gets of files and what was asked about them. */
 export function textWithFiles(content, files) {
-  const parts = (files ?? []).map(
+  const texts = (files ?? []).filter(({ text }) => text !== undefined);
+  const parts = texts.map(
     ({ name, text }) => `<file name="${name.replace(/["<>\n]/g, "_")}">\n${text}\n</file>`,
   );
   return [...parts, content].filter(Boolean).join("\n\n");
 }
 
-function factsOf({ text, pages, read }) {
+/** The sounds among files, as data URLs. */
+export const soundsOf = (files) => (files ?? []).flatMap(({ sound }) => sound ?? []);
+
+function factsOf({ text, sound, pages, read }) {
+  if (sound) return t("sound");
   if (read) return t("filePagesRead", { read, pages });
   if (pages) return t(pages === 1 ? "filePage" : "filePages", { pages });
   const lines = text.replace(/\n$/, "").split("\n").length;
@@ -117,8 +139,12 @@ const label = (file) => [
 export const fileChip = (file, remove) =>
   el("span", { class: "chip" }, ...label(file), iconButton("close", t("remove"), remove));
 
-/** A file that was sent; unfolded, it shows its text. */
+/** A file that was sent; unfolded, it shows its text. A sound can be played. */
 export function fileCard(file) {
+  if (file.sound) {
+    const player = el("audio", { controls: true, src: file.sound });
+    return el("span", { class: "chip" }, ...label(file), player);
+  }
   const card = el("details", { class: "chip" }, el("summary", {}, ...label(file)));
   // A long text is laid out only where somebody looks at it.
   card.addEventListener("toggle", () => {

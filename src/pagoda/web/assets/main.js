@@ -23,6 +23,7 @@ const pane = new ChatPane({
   model: () => picker.name,
   models: () => picker.cards.map(({ id }) => id),
   sees: () => picker.sees,
+  hears: () => picker.hears,
   context: () => picker.card?.max_model_len ?? 0,
   unauthorized: askKey,
   changed() {

@@ -29,7 +29,7 @@ class ModelsDialog {
     this.sought = "";
     this.unplanned = []; // names; plans are asked for one after the other
     this.planning = false;
-    picker.hears = (event) => this.hear(event);
+    picker.told = (event) => this.hear(event);
     this.node.addEventListener("click", (event) => event.target === this.node && this.node.close());
     byId("close-models").addEventListener("click", () => this.node.close());
     byId("find-name").addEventListener("input", () => this.seek());

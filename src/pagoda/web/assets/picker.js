@@ -17,7 +17,7 @@ export class Picker {
     this.page = page;
     this.cards = [];
     this.news = new Map(); // the last event of each model, by each of its names
-    this.hears = () => {}; // of each event
+    this.told = () => {}; // of each event
     this.state = "loading"; // the server's
     this.cause = "";
     this.starting = null; // progress of the server's start
@@ -46,6 +46,11 @@ export class Picker {
   /** Whether the model takes pictures, as its entry in /v1/models says. */
   get sees() {
     return Boolean(this.card?.architecture?.input_modalities?.includes("image"));
+  }
+
+  /** Whether it takes sounds. */
+  get hears() {
+    return Boolean(this.card?.architecture?.input_modalities?.includes("audio"));
   }
 
   choose(name) {
@@ -102,7 +107,7 @@ export class Picker {
     for (const name of event.names ?? [event.model]) {
       this.news.set(name, { ...event, progress: timed(event.progress, event.seconds) });
     }
-    this.hears(event);
+    this.told(event);
     const known = this.cards.some(({ id }) => id === event.model);
     if (before && before !== event.status) this.refresh();
     else if (before === undefined && !known && event.status !== "removed") this.refresh();

@@ -1,7 +1,7 @@
 // What a chat becomes when the model is asked: the body of a request.
 
 import { toast } from "./dom.js";
-import { textWithFiles } from "./files.js";
+import { soundsOf, textWithFiles } from "./files.js";
 import { settings } from "./store.js";
 import { path } from "./tree.js";
 import { t } from "./words.js";
@@ -48,7 +48,7 @@ function requestMessage({ role, content, images, files, tool_calls: calls, ...re
   if (role === "tool") {
     const told = { role, tool_call_id: rest.tool_call_id, name: rest.name };
     const text = INTERRUPTED[rest.state] ?? content;
-    return { ...told, content: images?.length ? withPictures(images, text) : text };
+    return { ...told, content: images?.length ? withMedia(images, [], text) : text };
   }
   if (role === "assistant") {
     // Those of a reply that was cut off are not whole.
@@ -57,12 +57,18 @@ function requestMessage({ role, content, images, files, tool_calls: calls, ...re
     return { role, content, ...(whole ? { tool_calls: calls } : {}) };
   }
   const text = textWithFiles(content, files);
-  return { role, content: images?.length ? withPictures(images, text) : text };
+  const sounds = soundsOf(files);
+  const plain = !images?.length && !sounds.length;
+  return { role, content: plain ? text : withMedia(images ?? [], sounds, text) };
 }
 
-function withPictures(images, text) {
+function withMedia(images, sounds, text) {
   const pictures = images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return [...pictures, { type: "text", text }];
+  const heard = sounds.map((url) => {
+    const [, format, data] = url.match(/^data:audio\/([\w.+-]*)[^,]*,(.*)$/s);
+    return { type: "input_audio", input_audio: { data, format } };
+  });
+  return [...pictures, ...heard, ...(text ? [{ type: "text", text }] : [])];
 }
 
 const notCarriedOut = ({ id, function: { name } }) => ({
