@@ -147,5 +147,5 @@ TYPES = Fact(
 VECTORS = Fact(
     "a model that generates gives vectors too, one that classifies scores",
     has=("--task", "/v1/embeddings", "/classify", "/rerank"),
-    lacks=("reward", "transcription"),
+    lacks=("reward",),
 )

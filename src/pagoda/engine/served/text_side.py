@@ -50,7 +50,7 @@ class TextSide:
     media: dict[str, MediaInput] = field(default_factory=dict)
     """By kind; empty where the model reads text only."""
     speech: Speech | None = None
-    """Of a model that writes down what it hears."""
+    """None unless the model writes down what it hears."""
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
