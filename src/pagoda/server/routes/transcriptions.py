@@ -68,7 +68,7 @@ class _Work:
     context: Context
 
     def generation(self, text: list[int], windows: int, **sampling: Any) -> Generation:
-        """Asks for the first windows; `text` are ids of what stands behind what is heard in each."""
+        """Asks for the first windows; `text` are ids behind what is heard in each."""
         pieces = self.medium.pieces[:windows]
         # Whose token it is does not matter: embeddings take its place.
         prompts = [
