@@ -147,7 +147,7 @@ def samples_of(seconds: float) -> np.ndarray:
     return (sound.sound(seconds) * 32767).round().astype("f4") / 32768
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def next_logits(samples: np.ndarray, ids: list[int]) -> torch.Tensor:
     features = sound.extracted(samples)["input_features"]
     return sound.whisper()(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1]

@@ -101,8 +101,8 @@ def speech_of(tokenizer: Tokenizer, files: ModelFiles) -> Speech | None:
 def segments_of(
     tokens: Sequence[int], speech: Speech, tokenizer: Tokenizer, begin: float, end: float
 ) -> list[Segment]:
-    """What the tokens of a window between `begin` and `end` say: a text ends with the time behind
-    it, or with the window."""
+    """What the tokens of a window say that lies between `begin` and `end`: a text ends with the
+    time behind it, or with the window."""
     found: list[Segment] = []
     start, ids = begin, list[int]()
 
