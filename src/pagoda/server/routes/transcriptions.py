@@ -68,11 +68,7 @@ class _Work:
     context: Context
 
     def generation(self, text: list[int], windows: int, **sampling: Any) -> Generation:
-<<<<<<< HEAD
-        """Replies to the first windows, with ids of what stands behind what is heard in each."""
-=======
         """Asks for the first windows; `text` are ids behind what is heard in each."""
->>>>>>> audio
         pieces = self.medium.pieces[:windows]
         # Whose token it is does not matter: embeddings take its place.
         prompts = [
