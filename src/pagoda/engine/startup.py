@@ -46,6 +46,7 @@ from pagoda.planner.resolve import Resolution, device_name
 from pagoda.planner.speculation import with_draft_head
 from pagoda.text.media.base import Processor
 from pagoda.text.media.select import processors_for
+from pagoda.weights.adapters import fetch_adapter
 from pagoda.weights.files import ModelFiles, open_model
 from pagoda.weights.source import resolve_model
 
@@ -80,6 +81,8 @@ def start_engine(
     check_parallel(config)
     libraries = libraries or import_beside()
     files, spec = _read_headers(config.model, phases)
+    for ref in config.adapters.paths:
+        fetch_adapter(ref, lambda _, done, total: phases.progress(done, total))
     draft = find_draft_model(config, files, spec, phases)
     files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pagoda.base.errors import CheckpointError, UnsupportedModelError
+from pagoda.base.errors import CheckpointError, SourceError, UnsupportedModelError
 from pagoda.weights.checkpoint import Checkpoint, TensorInfo
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
+from pagoda.weights.hub.store import Progress
 from pagoda.weights.jsonfile import read_json
 from pagoda.weights.safetensors import SafetensorsCheckpoint
+from pagoda.weights.source import find_model, parse_ref, resolve_model
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -91,14 +93,29 @@ class AdapterFiles:
         return digest.hexdigest()
 
 
+def fetch_adapter(ref: str, progress: Progress | None = None) -> None:
+    """Bring an adapter of the hub's here (`org/name`); what is here, or is no such name, is left to
+    `open_adapter`. SourceError where that cannot be."""
+    try:
+        is_remote = parse_ref(ref).kind in ("hf", "modelscope")
+    except SourceError:
+        return
+    if is_remote:
+        resolve_model(ref, progress=progress)
+
+
 def open_adapter(path: Path) -> AdapterFiles:
     """An adapter's headers. CheckpointError where no adapter is there or it is broken,
-    UnsupportedModelError for one that does more than B(A x)."""
+    UnsupportedModelError for one that does more than B(A x). `org/name` is one of the hub's that
+    was fetched."""
+    if not path.exists():
+        path = find_model(str(path)) or path
     if path.is_file():
         return _open_gguf(path) if path.suffix == ".gguf" else _open_peft(path.parent)
     if not path.is_dir():
         raise CheckpointError(
-            f"There is no adapter at {path}; give the folder that peft wrote, or llama.cpp's GGUF."
+            f"There is no adapter at {path}; give the folder that peft wrote, llama.cpp's GGUF, or "
+            "the name that one has on the hub."
         )
     found = sorted(path.glob("*.gguf"))
     if not (path / CONFIG_NAME).is_file() and len(found) == 1:

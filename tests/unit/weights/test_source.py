@@ -19,8 +19,11 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import torch
+from safetensors.torch import save
 
-from pagoda.base.errors import SourceError
+from pagoda.base.errors import CheckpointError, SourceError
+from pagoda.weights.adapters import fetch_adapter, open_adapter
 from pagoda.weights.files import open_model
 from pagoda.weights.hub import models as cache
 from pagoda.weights.hub import wheel
@@ -36,7 +39,18 @@ FOLDER_REPO = {
     "pytorch_model.bin": b"pickle",
     "onnx/model.onnx": b"onnx",
 }
-REPOS = {"org/ggufs": GGUF_REPO, "org/folder": FOLDER_REPO, "org/pickle": {"m.bin": b"pickle"}}
+ADAPTER_REPO = {
+    "adapter_config.json": json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4}).encode(),
+    "adapter_model.safetensors": save({
+        f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight": torch.ones(shape)
+        for x, shape in (("A", (2, 8)), ("B", (16, 2)))
+    }),
+    "optimizer.pt": b"pickle",
+}  # fmt: skip
+REPOS = {
+    "org/ggufs": GGUF_REPO, "org/folder": FOLDER_REPO, "org/adapter": ADAPTER_REPO,
+    "org/pickle": {"m.bin": b"pickle"},
+}  # fmt: skip
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -433,3 +447,19 @@ def test_uv_stands_in_for_a_missing_pip(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(wheel.shutil, "which", lambda name: None)
     with pytest.raises(SourceError, match="needs pip or uv"):
         wheel._command("package==1", tmp_path)
+
+
+def test_an_adapter_of_the_hub(hub, tmp_path) -> None:
+    with pytest.raises(CheckpointError, match="no adapter at org/adapter; .*the name that one has"):
+        open_adapter(Path("org/adapter"))
+    fetch_adapter("org/adapter")
+    adapter = open_adapter(Path("org/adapter"))
+    assert (adapter.kind, adapter.rank) == ("peft", 2)
+    assert not any("optimizer.pt" in path for path, _ in hub.seen)
+    seen = len(hub.seen)
+    # What is here is not asked for.
+    fetch_adapter(str(adapter.path))
+    fetch_adapter("no such thing")
+    assert len(hub.seen) == seen
+    with pytest.raises(SourceError, match="org/none"):
+        fetch_adapter("org/none")
