@@ -216,10 +216,11 @@ class _LittleScratch:
         self._kernels = kernels
 
     def paged_attention(self, *args):
-        *first, max_kv_len, scale, window, chunked, sinks, out, both_ways, sees_until, cap = args
+        # q, its rows, stride and heads; the cache; the table and its stride; starts, lengths and
+        # how many there are.
+        *first, max_kv_len = args[:11]
         assert max_kv_len > 0
-        rest = scale, window, chunked, sinks, out, both_ways, sees_until, cap
-        self._kernels.paged_attention(*first, 0, *rest)
+        self._kernels.paged_attention(*first, 0, *args[11:])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -24,6 +24,7 @@ FOUR_MIXED = {
     **tiny.QWEN3_5_MOE, "linear_num_key_heads": 4, "linear_num_value_heads": 8, "num_experts": 8,
 }  # fmt: skip
 FAMILIES = {
+    "bamba": {**tiny.BAMBA, "mamba_n_groups": 4},
     "cohere2": tiny.COHERE2,
     "deepseek_v2": tiny.DEEPSEEK_V2,
     "deepseek_v3": tiny.DEEPSEEK_V3,
