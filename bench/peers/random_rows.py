@@ -54,6 +54,8 @@ def row_maker(kind: Type, rng: np.random.Generator) -> Callable[[int, int], np.n
         return lambda rows, columns: _random_bf16(rng, rows, columns)
     scale = 1.0
     sample = rng.integers(0, 256, (256, size), np.uint8)
+    if kind is Type.TQ2_0:
+        _make_ternary(sample[..., :64])
     _set_scale(kind, sample, scale)
     scale = _DEVIATION / float(dequantize(sample, kind).std())
 
@@ -63,10 +65,17 @@ def row_maker(kind: Type, rng: np.random.Generator) -> Callable[[int, int], np.n
         for start in range(0, rows, _ROWS):
             part = out[start : start + _ROWS]
             part[:] = rng.integers(0, 256, part.shape, np.uint8)
+            if kind is Type.TQ2_0:
+                _make_ternary(part[..., :64])
             _set_scale(kind, part, scale)
         return out.reshape(rows, -1)
 
     return make
+
+
+def _make_ternary(codes: np.ndarray) -> None:
+    """In place; of the four values that two bits have the last becomes the middle one of three."""
+    codes &= ~((codes & (codes >> 1) & 0x55) << 1)
 
 
 def _set_scale(kind: Type, blocks: np.ndarray, scale: float) -> None:

@@ -7,6 +7,7 @@
 
 #include "attention_scratch.h"
 #include "formats.h"
+#include "grids.h"
 #include "input.h"
 #include "isa.h"
 #include "packed.h"
@@ -47,8 +48,25 @@ constexpr Stored kStored[] = {
     {"Q4_1", 32, 20},    {"Q5_0", 32, 22},    {"Q5_1", 32, 24},   {"Q8_0", 32, 34},
     {"Q2_K", 256, 84},   {"Q3_K", 256, 110},  {"Q4_K", 256, 144}, {"Q5_K", 256, 176},
     {"Q6_K", 256, 210},  {"IQ4_NL", 32, 18},  {"IQ4_XS", 256, 136}, {"MXFP4", 32, 17},
+    {"TQ2_0", 256, 66},  {"TQ1_0", 256, 54},  {"IQ1_S", 256, 50},  {"IQ1_M", 256, 56},
+    {"IQ2_XXS", 256, 66}, {"IQ2_XS", 256, 74}, {"IQ2_S", 256, 82}, {"IQ3_XXS", 256, 98},
+    {"IQ3_S", 256, 110},
 };
 static_assert(std::size(kStored) == kNumStorages);
+
+// Codewords, which Python hands over else: some levels of each grid's range.
+const bool kGridsFilled = [] {
+    for (int g = 0; g < kNumGrids; ++g) {
+        int i = 0;
+        for (uint8_t& x : grids[g].codewords) {
+            const int level = g == kGridIQ1 ? kLevelOffset + 8 * (i % 3 - 1) : 37 * i % 63;
+            x = static_cast<uint8_t>(level);
+            ++i;
+        }
+        grids[g].is_filled = true;
+    }
+    return true;
+}();
 
 // Scratch memory as bind.cpp gives it: aligned to 64. What is asked for and no more.
 struct Scratch {

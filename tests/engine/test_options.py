@@ -55,7 +55,6 @@ def test_a_torch_type_is_a_dtype():
         ({"max_num_seqs": 2.5}, "max_num_seqs"),
         ({"dtype": "int3"}, "int3"),
         ({"max_model_len": "long"}, "long"),
-        ({"quantization": "bitsandbytes"}, "already quantized"),
     ],
 )
 def test_what_cannot_be_honoured_is_an_error(options, words):

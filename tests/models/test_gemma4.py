@@ -27,6 +27,8 @@ SIZES = [
 # Random towers magnify the order of sums: transformers in fp32 is itself up to 3e-4 off its own
 # fp64, and what it says with AVX-512 is as far from what it says with AVX2.
 MAGNIFIED = 3e-4
+# The small one's fp32 is 3e-4 off its fp64, with which it is compared.
+SMALL_MAGNIFIED = 6e-4
 
 
 @pytest.fixture(
@@ -117,7 +119,8 @@ def test_logits_equal(packed, reference, folder, tmp_path):
         driver.add("r", prompt)
         edges = [0, *cuts, len(prompt.ids), *range(len(prompt.ids) + 1, len(ids) + 1)]
         found = [driver.step({"r": ids[a:b]})["r"] for a, b in pairwise(edges) if a < b]
-        close(torch.cat(found), expected, MAGNIFIED)
+        small = reference.config.text_config.num_kv_shared_layers > 0
+        close(torch.cat(found), expected, SMALL_MAGNIFIED if small else MAGNIFIED)
 
 
 def test_pictures_look_both_ways(model, folder, tmp_path, reference):

@@ -94,4 +94,5 @@ class TinyAdapter:
             name, rows = f"{module}.weight", b.numpy()
             heads = tiny_gguf._permuted_heads(name, self._config)
             rows = tiny_gguf._permute(rows, heads) if heads else rows
-            yield tiny_gguf._stored_name(name, arch), a.numpy(), np.ascontiguousarray(rows)
+            stored = tiny_gguf._stored_name(name, self._config, arch)
+            yield stored, a.numpy(), np.ascontiguousarray(rows)

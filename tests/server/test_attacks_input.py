@@ -13,7 +13,7 @@ from pagoda.config.server import ServerConfig
 from pagoda.server.http.auth import OPEN_PATHS
 from tests.server.conftest import RunningServer
 from tests.server.fakes import REPLY, FakeClient
-from tests.server.test_attacks_web import json_routes
+from tests.server.test_attacks_web import routes_with_bodies
 from tests.server.test_errors import error_of
 
 CHAT = "/v1/chat/completions"
@@ -73,7 +73,7 @@ def test_media_is_neither_fetched_nor_opened(shared: RunningServer, kind: str, s
 
 
 def test_deep_json_on_every_route(shared: RunningServer) -> None:
-    for path in json_routes(shared):
+    for path in routes_with_bodies(shared, forms=False):
         for deep in (b"[" * 100_000, b'{"a":' * 100_000):
             for body in (deep, b'{"messages":' + deep, b'{"input":' + deep):
                 reply = shared.http.post(

@@ -250,15 +250,20 @@ def test_methods_headers_and_credentials(start) -> None:
     assert reply.status_code == 400
 
 
-def json_routes(server: RunningServer) -> list[str]:
+FORM = "multipart/form-data"
+
+
+def routes_with_bodies(server: RunningServer, *, forms: bool) -> list[str]:
+    """Those that take forms with files, or all others."""
     paths = server.http.get("/openapi.json").json()["paths"]
-    return [path for path, methods in paths.items() if "requestBody" in methods.get("post", {})]
+    bodies = {path: methods.get("post", {}).get("requestBody") for path, methods in paths.items()}
+    return [path for path, body in bodies.items() if body and (FORM in body["content"]) == forms]
 
 
 def test_simple_requests_reach_no_route(shared: RunningServer) -> None:
     """A form or a text/plain body needs no preflight; browsers send no other kind without one.
     They say of a form where it comes from, which a terminal does not."""
-    routes = json_routes(shared)
+    routes = routes_with_bodies(shared, forms=False)
     assert CHAT in routes and len(routes) > 5
     own = f"{shared.url}/"
     for path in routes:
@@ -275,3 +280,16 @@ def test_simple_requests_reach_no_route(shared: RunningServer) -> None:
             assert reply.status_code in (400, 415), (path, kind)
             # What the route takes instead: JSON, or a PDF, which no page sends unasked either.
             assert re.search("application/(json|pdf)", str(reply.json()["error"])), path
+
+
+def test_forms_with_files_come_from_no_other_page(shared: RunningServer) -> None:
+    """Browsers send these without a preflight, and say whose page it is."""
+    routes = routes_with_bodies(shared, forms=True)
+    assert "/v1/audio/transcriptions" in routes
+    for path in routes:
+        for page in ({"origin": "https://evil.example"}, {"sec-fetch-site": "cross-site"}):
+            reply = shared.http.post(path, files={"file": ("a.wav", b"RIFF")}, headers=page)
+            assert reply.status_code == 403, (path, page)
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "application/json", ""):
+            reply = shared.http.post(path, content=b"file=a", headers={"content-type": kind})
+            assert reply.status_code == 400 and FORM in str(reply.json()["error"]), (path, kind)

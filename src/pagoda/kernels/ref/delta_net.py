@@ -115,8 +115,12 @@ def decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
 def carry(
     state: Tensor, q: Tensor, k: Tensor, d: Tensor, between: Tensor, decayed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Results and the next state where token by token state = decay * state + k d^T, out =
-    state^T q."""
+    """(results [..., tokens, value_dim], the next state), where token by token state = decay *
+    state + k d^T and out = state^T q.
+
+    state [..., key_dim, value_dim]; q and k [..., tokens, key_dim]; d [..., tokens, value_dim];
+    `between` [..., tokens, tokens] and `decayed` [..., tokens, 1] as `decays` gives them.
+    """
     out = decayed * (q @ state) + (between * (q @ k.transpose(-1, -2))) @ d
     left = between[..., -1, :, None]
     return out, decayed[..., -1:, :] * state + (left * k).transpose(-1, -2) @ d
