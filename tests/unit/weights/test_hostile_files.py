@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, PagodaError, RequestError
 from pagoda.config.engine import ModelConfig
-from pagoda.config.modality import MODALITIES
 from pagoda.core.sampling import SamplingParams
 from pagoda.doctor.subject import find_subject
 from pagoda.engine.served.text_side import load_text_side
@@ -224,7 +223,7 @@ def test_any_preprocessor(tmp_path, pictures):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
     with contextlib.suppress(PagodaError):
         files = open_model(tmp_path)
-        for kind in MODALITIES:
+        for kind in ("image", "video"):
             assert processor_for(files, kind).placeholder
 
 

@@ -120,11 +120,12 @@ def load_text_side(config: ModelConfig) -> TextSide:
 
 
 def processors_of(files: ModelFiles) -> Mapping[str, Processor]:
-    """By kind, of the media that a model takes; none where its checkpoint lost its tower."""
+    """By kind, of the media that a model takes; not of those whose tower its checkpoint lost."""
     processors = processors_for(files)
     if processors and files.kind == "safetensors" and files.weight_paths():
         spec = spec_for(files.config, {}, files.checkpoint.tensors)
-        return processors if spec.vision is not None else {}
+        towers = {"image": spec.vision, "audio": spec.audio}
+        return {kind: x for kind, x in processors.items() if towers[x.encoder] is not None}
     return processors
 
 
