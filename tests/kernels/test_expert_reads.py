@@ -21,7 +21,8 @@ def program(tmp_path_factory) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     out = tmp_path_factory.mktemp("reads") / "count_reads"
-    sources = [Path(__file__).parent / "native/count_reads.cpp", CSRC / "pool.cpp"]
+    theirs = [CSRC / name for name in ("grids.cpp", "pool.cpp")]
+    sources = [Path(__file__).parent / "native/count_reads.cpp", *theirs]
     flags = ["-std=c++20", "-O0", "-w", f"-I{CSRC}", "-pthread", "-o", str(out)]
     subprocess.run([compiler, *map(str, sources), *flags], check=True)
     return out
