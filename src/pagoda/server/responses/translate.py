@@ -176,15 +176,16 @@ def _parts(content: Any, path: str) -> list[Part]:
 def _part(part: Any, path: str) -> Part:
     if not isinstance(part, dict):
         raise RequestError(f"{path} must be an object.", path)
-    match part.get("type"):
+    kind = part.get("type")
+    match kind:
         case "input_text" | "output_text" | "reasoning_text" | "text":
             return text_part(field_of(part, "text", str, path))
         case "refusal":
             return text_part(field_of(part, "refusal", str, path))
-    modality = modality_in("responses", part.get("type"))
+    modality = modality_in("responses", kind) if isinstance(kind, str) else None
     if modality is None:
         raise wrong_kind(part, path, "input_text and output_text")
-    if part["type"] in modality.inline:
+    if kind in modality.inline:
         return part
     return media_part(modality, field_of(part, modality.url_part, str, path))
 
