@@ -80,9 +80,7 @@ def start_engine(
     phases = Phases(report, launched_at)
     check_parallel(config)
     libraries = libraries or import_beside()
-    files, spec = _read_headers(config.model, phases)
-    for ref in config.adapters.paths:
-        fetch_adapter(ref, lambda _, done, total: phases.progress(done, total))
+    files, spec = _read_headers(config, phases)
     draft = find_draft_model(config, files, spec, phases)
     files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
@@ -209,14 +207,21 @@ def _executor(
     return DeviceExecutor(runner) if runs_ahead else LocalExecutor(runner)
 
 
-def _read_headers(model: ModelConfig, phases: Phases) -> tuple[ModelFiles, ModelSpec]:
+def _read_headers(config: EngineConfig, phases: Phases) -> tuple[ModelFiles, ModelSpec]:
+    model = config.model
+
+    def progress(_: str, done: int, total: int) -> None:
+        phases.progress(done, total)
+
     with phases.timed("find model"):
         path = resolve_model(
             model.model,
             download_dir=model.download_dir,
             revision=model.revision,
-            progress=lambda _, done, total: phases.progress(done, total),
+            progress=progress,
         )
+        for ref in config.adapters.paths:
+            fetch_adapter(ref, progress)
     with phases.timed("read headers"):
         files = open_model(path, model.mmproj)
         return files, spec_of(files, model)

@@ -20,6 +20,8 @@ from pagoda.weights.choice import TEKKEN, TIKTOKEN
 from pagoda.weights.jsonfile import read_json
 
 _MAX_BYTES = 64 << 20
+# Of a token; its parts are looked up one by one.
+_MAX_TOKEN_BYTES = 1024
 # Facts: tokenization_kimi.py of moonshotai/Kimi-K2-Instruct.
 _KIMI = re.compile(r"tokenization_(?:kimi|moonshot)\w*\.TikTokenTokenizer", re.ASCII)
 _KIMI_SPECIAL = 256
@@ -125,6 +127,8 @@ def _backend(
     from `first` on, and `special` has those of control tokens."""
     tokens = ["".join(map(CHAR_OF_BYTE.__getitem__, token)) for token in ranked]
     vocab = {token: first + rank for rank, token in enumerate(tokens)}
+    if max(map(len, tokens), default=0) > _MAX_TOKEN_BYTES:
+        raise CheckpointError(f"{path} has tokens longer than any model's; fetch it again.")
     missing = [byte for byte, char in CHAR_OF_BYTE.items() if char not in vocab]
     if missing or len(vocab) != len(tokens) or vocab.keys() & special.keys():
         raise CheckpointError(f"{path} lacks single bytes or repeats tokens; fetch it again.")

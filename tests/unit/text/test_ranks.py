@@ -141,6 +141,7 @@ def test_tekken(
         (b"YQ== 0\nYg== 2\n", "does not number its tokens from 0 on"),
         (b"YQ== 0\nYg== 1\n", "lacks single bytes"),
         (b"not base64 0\n", "is no vocabulary"),
+        (base64.b64encode(b"a" * 2000) + b" 0\n", "tokens longer than any model's"),
         (b"", "does not number"),
     ],
 )

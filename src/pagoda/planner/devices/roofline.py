@@ -14,6 +14,7 @@ from pagoda.planner.devices.speed import (
     DeviceSpeed,
     cached_bytes,
     exchanging,
+    met_together,
     mixer_operations,
     overlapped,
     read_weights,
@@ -165,8 +166,7 @@ def _weights(part: GpuPart, requests: int) -> defaultdict[str, _Work]:
     work: defaultdict[str, _Work] = defaultdict(_Work)
     for product in part.products:
         of = work[product.name]
-        # Of experts so many as that many tokens meet together, if routers choose evenly.
-        nbytes = product.nbytes * (1 - (1 - product.share) ** requests)
+        nbytes = product.nbytes * met_together(product.share, requests)
         if product.in_host:
             of.from_host += nbytes
         else:

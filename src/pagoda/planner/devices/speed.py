@@ -298,9 +298,13 @@ def token_share(spec: ModelSpec, part: HeldWeight) -> float:
 
 
 def share_met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
-    """The share of an experts' parameter that so many tokens meet together if routers choose
-    evenly."""
-    return 1 - (1 - token_share(spec, part)) ** tokens
+    """The share of an experts' parameter that so many tokens meet together."""
+    return met_together(token_share(spec, part), tokens)
+
+
+def met_together(share: float, tokens: int) -> float:
+    """What so many tokens meet, each a `share`, if routers choose evenly."""
+    return 1 - (1 - share) ** tokens
 
 
 def cached_bytes(group: GroupSpec, context: int) -> float:
