@@ -102,8 +102,9 @@ class AdaptedWeights:
 
 
 def _key(name: str) -> str:
-    """Without what stands in front of the layers, which differs between libraries."""
-    found = _OF_LAYER.fullmatch(name)
+    """Without what stands in front of the layers, which differs between libraries, and without
+    peft's name for a layer that has adapters beside it."""
+    found = _OF_LAYER.fullmatch(name.removesuffix(".base_layer"))
     return name if found is None else f"layers.{found[1]}.{found[2]}"
 
 

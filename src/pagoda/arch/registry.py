@@ -28,6 +28,8 @@ CONFIG_ARCHITECTURES = Registry(
         "Llama4ForConditionalGeneration": "llama4:conditional_from_config",
         "SmolLM3ForCausalLM": "smollm3:from_config",
         "Phi3ForCausalLM": "phi3:from_config",
+        "Phi4MultimodalForCausalLM": "phi4_multimodal:from_config",
+        "Phi4MMForCausalLM": "phi4_multimodal:published_from_config",
         "GraniteForCausalLM": "granite:from_config",
         "GraniteMoeForCausalLM": "granite:moe_from_config",
         "GraniteMoeSharedForCausalLM": "granite:shared_moe_from_config",

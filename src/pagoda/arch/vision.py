@@ -98,6 +98,11 @@ class VisionSpec:
     each, and a third that makes the language model's; instead of a merger."""
     merger: MergerSpec | None = None
     """How patches become a token, if not `pooled`; None: as in Qwen's towers."""
+    tiled: bool = False
+    """A picture is read in tiles of the size that the positions are made for, and all of it once
+    more. A token is the mean of its patches; a learned vector ends each row of tokens, over all
+    tiles, another one stands in front of the whole, and two linear layers make the language model's
+    width of each (Phi-4-multimodal)."""
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""

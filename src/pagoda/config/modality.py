@@ -72,6 +72,8 @@ _IMAGE = Modality(
         "Mistral3ForConditionalGeneration": "pagoda.text.images.pixtral:from_config",
         "InternVLForConditionalGeneration": "pagoda.text.images.internvl:from_config",
         "Llama4ForConditionalGeneration": "pagoda.text.images.llama4:from_config",
+        "Phi4MultimodalForCausalLM": "pagoda.text.images.phi4:from_config",
+        "Phi4MMForCausalLM": "pagoda.text.images.phi4:published_from_config",
     },
     projectors={
         "qwen3vl_merger": "pagoda.text.images.qwen_vl:from_gguf",

@@ -27,6 +27,10 @@ weights of what it computes."""
 _FEWEST_ROWS = 16
 # modeling_internvl.py: a constant of the architecture, not in config.json.
 _QK_EPS = 1e-6
+# As many as keep a head's size a multiple of what vectors hold.
+_SPARE_FEATURES = 8
+# fp16 has it, too, and a head's scale leaves enough of it.
+_LOW = -3e4
 
 
 class PatchEmbed(ColumnLinear):
@@ -109,11 +113,12 @@ class VisionBlock(nn.Module):
         rotation: torch.Tensor | None,
         runs: torch.Tensor,
         unit: float,
+        unseen: torch.Tensor | None = None,
     ) -> Slices:
         """[patches, hidden], in x's own memory; `room` [4, patches, hidden] may hold anything, and
         does afterwards. `rotation` is fp32 [patches, head_dim], cosines then sines (None: nothing
         turns), and `runs` int32 where each run of patches begins that see each other, with the
-        end."""
+        end, but for those `unseen` (bool [patches]), which see others alone."""
         count, hidden = x.shape
         # Head by head, as attention reads keys and values.
         qkv = room[:3].view(3, -1, count, self.head_dim)
@@ -132,8 +137,10 @@ class VisionBlock(nn.Module):
         seen = count // (len(runs) - 1)
         for heads in _ranges(qkv.shape[1], unit / (4 * count * seen * self.head_dim)):
             q, k, v = qkv[:, heads].transpose(1, 2)
+            if unseen is not None:
+                q, k, v = _hiding(unseen, q, k, v)
             one = ops.patch_attention(q, k, v, runs, scale=self.head_dim**-0.5)
-            attended.view(count, -1, self.head_dim)[:, heads] = one
+            attended.view(count, -1, self.head_dim)[:, heads] = one[..., : self.head_dim]
             yield
         for rows in _ranges(count, unit / self.mlp_flops, _FEWEST_ROWS):
             x[rows] = self._behind_attention(attended[rows], x[rows])
@@ -155,6 +162,15 @@ class VisionBlock(nn.Module):
         if self.scaled:
             output = output * self.scale.weight.to(output.dtype)
         return ops.add_to(output, x)
+
+
+def _hiding(unseen: torch.Tensor, *qkv: torch.Tensor) -> list[torch.Tensor]:
+    """q, k and v [patches, heads, dim] with a few more features, by one of which each query scores
+    keys of unseen patches so low that they count for nothing."""
+    q, k, v = (torch.nn.functional.pad(x, (0, _SPARE_FEATURES)) for x in qkv)
+    q[..., -1] = 1
+    k[unseen, :, -1] = _LOW
+    return [q, k, v]
 
 
 def by_rows(

@@ -25,11 +25,15 @@ from pagoda.layers.patches import (
 
 
 class RowVector(Vector):
-    """fp32 [size], which checkpoints hold as a row."""
+    """fp32 [size], which checkpoints hold as a row, or with more dimensions of 1 in front."""
+
+    def __init__(self, context: LayerContext, size: int, dimensions: int = 2):
+        super().__init__(context, size)
+        self._in_front = (1,) * (dimensions - 1)
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
         (target,) = super().targets(param)
-        return (replace(target, shape=(1, *target.shape)),)
+        return (replace(target, shape=(*self._in_front, *target.shape)),)
 
 
 class VisionTower(nn.Module):

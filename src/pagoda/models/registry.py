@@ -15,6 +15,7 @@ MODELS = Registry(
         "Llama4ForConditionalGeneration": "pagoda.models.seeing:SeeingLlama",
         "SmolLM3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "Phi3ForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
+        "Phi4MultimodalForCausalLM": "pagoda.models.seeing:SeeingLlama",
         "GraniteForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteMoeForCausalLM": "pagoda.models.llama:LlamaForCausalLM",
         "GraniteMoeSharedForCausalLM": "pagoda.models.llama:LlamaForCausalLM",

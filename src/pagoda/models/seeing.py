@@ -1,11 +1,12 @@
 """Llama's layers behind a vision transformer, or without one: Qwen3-VL (arXiv 2511.21631), Qwen2-VL
 and Qwen2.5-VL (arXiv 2409.12191, 2502.13923), with or without experts, Mistral Small 3.1 and
-later, InternVL 3 (2504.10479), and Llama 4."""
+later, InternVL 3 (2504.10479), Llama 4, and Phi-4-multimodal (2503.01743)."""
 
 from collections.abc import Callable
 
 from pagoda.arch.spec import DraftHeadSpec, ModelSpec
 from pagoda.layers.context import LayerContext
+from pagoda.layers.tiled_vision import TiledTower
 from pagoda.layers.vision import VisionTower
 from pagoda.models.base import CausalLM, DraftHead, Encoders
 from pagoda.models.eagle3 import Eagle3Head
@@ -19,7 +20,8 @@ class SeeingLlama(CausalLM):
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
         if spec.vision is not None and context.parallel.sees:
-            self.vision = VisionTower(context.whole, spec.vision, spec.hidden_size)
+            tower = TiledTower if spec.vision.tiled else VisionTower
+            self.vision = tower(context.whole, spec.vision, spec.hidden_size)
 
     @property
     def encoders(self) -> Encoders:

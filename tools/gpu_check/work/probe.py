@@ -53,10 +53,10 @@ def _abilities(device: str) -> dict[str, Callable[[], Any]]:
         x = torch.arange(8.0, device=device).to(torch.float8_e4m3fn)
         return str(x.float().sum().item())
 
-    def scaled_product() -> bool:
+    def scaled_product(in_groups: bool) -> bool:
         from pagoda.kernels.triton.products import scaled
 
-        return scaled._works(torch.device(device))
+        return scaled._works(torch.device(device), in_groups)
 
     def kernel() -> str:
         from pagoda.kernels.triton import norm
@@ -77,7 +77,9 @@ def _abilities(device: str) -> dict[str, Callable[[], Any]]:
 
     return {
         "first kernel": kernel, "graph": graph, "fp8": fp8,
-        "mm with out_dtype": wide_product, "fp8 product, a scale per row": scaled_product,
+        "mm with out_dtype": wide_product,
+        "fp8 product, a scale per row": lambda: scaled_product(False),
+        "fp8 product, scales of 128 columns": lambda: scaled_product(True),
     }  # fmt: skip
 
 

@@ -112,6 +112,15 @@ class _Names:
 _TOP = ("patches", "positions", "norm")
 # What a block holds; several sources are the shards of one parameter.
 _PARTS = ("attention_norm", "qkv", "output", "mlp_norm", "up", "down")
+# As transformers has them in SigLIP (modeling_siglip.py).
+SIGLIP_PARTS = (
+    ("layer_norm1",),
+    tuple(f"self_attn.{name}_proj" for name in "qkv"),
+    ("self_attn.out_proj",),
+    ("layer_norm2",),
+    ("mlp.fc1",),
+    ("mlp.fc2",),
+)
 _TOWER = "vision_tower.vision_model."
 # As the hub's checkpoints have them (modeling_siglip.py, modeling_gemma3.py).
 _CONFIG = _Names(
@@ -125,14 +134,7 @@ _CONFIG = _Names(
         "multi_modal_projector.mm_input_projection_weight",
     ),
     block=_TOWER + "encoder.layers.{layer}.",
-    parts=(
-        ("layer_norm1",),
-        tuple(f"self_attn.{name}_proj" for name in "qkv"),
-        ("self_attn.out_proj",),
-        ("layer_norm2",),
-        ("mlp.fc1",),
-        ("mlp.fc2",),
-    ),
+    parts=SIGLIP_PARTS,
     adds_one=True,
 )
 _GGUF_PARTS = (("ln1",), ("attn_q", "attn_k", "attn_v"), ("attn_out",), ("ln2",))
@@ -183,24 +185,30 @@ def _vision(
 
 
 def _rules(names: _Names, num_layers: int) -> tuple[WeightRule, ...]:
-    layers = tuple(range(num_layers))
     rules = [
         WeightRule(f"vision.{param}.{kind}", (f"{source}.{kind}",))
         for param, source in zip(_TOP, names.top, strict=True)
         for kind in (("weight",) if param == "positions" else ("weight", "bias"))
     ]
-    rules += [
-        WeightRule(
-            f"vision.blocks.{{layer}}.{param}.{kind}",
-            tuple(f"{names.block}{source}.{kind}" for source in sources),
-            layers=layers,
-        )
-        for param, sources in zip(_PARTS, names.parts, strict=True)
-        for kind in ("weight", "bias")
-    ]
     norm, matrix = names.projection
     return (
         *rules,
+        *block_rules(names.block, names.parts, num_layers),
         WeightRule("vision.token_norm.weight", (norm,), value="1 + x" if names.adds_one else "x"),
         WeightRule("vision.projection.weight", (matrix,)),
     )
+
+
+def block_rules(
+    block: str, parts: tuple[tuple[str, ...], ...], num_layers: int
+) -> list[WeightRule]:
+    """Rules of SigLIP's blocks; `parts` in the order of `SIGLIP_PARTS`."""
+    return [
+        WeightRule(
+            f"vision.blocks.{{layer}}.{param}.{kind}",
+            tuple(f"{block}{source}.{kind}" for source in sources),
+            layers=tuple(range(num_layers)),
+        )
+        for param, sources in zip(_PARTS, parts, strict=True)
+        for kind in ("weight", "bias")
+    ]

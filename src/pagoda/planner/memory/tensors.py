@@ -330,6 +330,12 @@ def _vision(spec: VisionSpec, out_size: int) -> Iterator[ModelTensor]:
         yield from norm("vision.token_norm", hidden)
         yield from _tower("vision.projection", rows_of(out_size), hidden, bias=False)
         return
+    if spec.tiled:
+        yield from norm("vision.row_end", hidden)
+        yield from norm("vision.whole_begin", hidden)
+        yield from _tower("vision.up", rows_of(out_size), hidden)
+        yield from _tower("vision.down", rows_of(out_size), out_size, out_size)
+        return
     if spec.final_norm:
         yield from norm("vision.norm", hidden, bias=bias)
     if spec.adapter is not None:

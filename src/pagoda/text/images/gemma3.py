@@ -48,13 +48,19 @@ class Gemma3ImageProcessor(Processor):
     def patches(self, values: Values) -> tuple[npt.NDArray[np.float32], Grid]:
         mean, std = (np.array(three, np.float32) for three in (self.mean, self.std))
         colored = (values.astype(np.float32) / np.float32(255) - mean) / std
-        frames, height, width, colors = colored.shape
-        grid = (frames, height // PATCH_SIZE, width // PATCH_SIZE)
-        cut = colored.reshape(frames, grid[1], PATCH_SIZE, grid[2], PATCH_SIZE, colors)
-        return cut.transpose(0, 1, 3, 5, 2, 4).reshape(-1, colors * PATCH_SIZE**2), grid
+        return cut(colored, PATCH_SIZE)
 
     def limited(self, sizes: Sizes) -> "Gemma3ImageProcessor":
         return replace(self, max_tokens=min(self.max_tokens, sizes["image"]))
+
+
+def cut(colored: npt.NDArray[np.float32], size: int) -> tuple[npt.NDArray[np.float32], Grid]:
+    """[frames, height, width, 3] -> patches of `size` * `size` pixels in the order of reading, each
+    color by color, and their grid."""
+    frames, height, width, colors = colored.shape
+    grid = (frames, height // size, width // size)
+    parts = colored.reshape(frames, grid[1], size, grid[2], size, colors)
+    return parts.transpose(0, 1, 3, 5, 2, 4).reshape(-1, colors * size**2), grid
 
 
 def from_config(reader: Reader) -> Gemma3ImageProcessor:

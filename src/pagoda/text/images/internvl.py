@@ -39,7 +39,8 @@ class InternVLImageProcessor(Processor):
 
     def process(self, opened: Values) -> Medium:
         image = Image.fromarray(opened[0])
-        rows, columns = self._grid(image.height, image.width)
+        size = (image.height, image.width)
+        rows, columns = nearest_grid(*size, self.side, self.max_tiles, self.min_tiles)
         whole = self._resized(image, rows, columns)
         tiles = whole.reshape(rows, self.side, columns, self.side, 3).swapaxes(1, 2)
         tiles = tiles.reshape(-1, self.side, self.side, 3)
@@ -74,27 +75,26 @@ class InternVLImageProcessor(Processor):
         tiles = max(1, min(self.max_tiles, most - 1))
         return replace(self, max_tiles=tiles, min_tiles=min(self.min_tiles, tiles))
 
-    def _grid(self, height: int, width: int) -> tuple[int, int]:
-        """(rows, columns) of tiles: of those whose shape is nearest to the picture's the largest
-        of which it fills more than half."""
-        if self.max_tiles < 2:
-            return 1, 1
-        best, nearest = (1, 1), float("inf")
-        counts = range(1, self.max_tiles + 1)
-        grids = [(row, column) for column in counts for row in counts]
-        for rows, columns in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-            tiles = rows * columns
-            if not self.min_tiles <= tiles <= self.max_tiles:
-                continue
-            apart = abs(width / height - columns / rows)
-            filled = width * height > 0.5 * self.side**2 * tiles
-            if apart < nearest or (apart == nearest and filled):
-                best, nearest = (rows, columns), apart
-        return best
-
     def _resized(self, image: Image.Image, rows: int, columns: int) -> Values:
         size = (columns * self.side, rows * self.side)
         return np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+
+
+def nearest_grid(height: int, width: int, side: int, most: int, least: int = 1) -> tuple[int, int]:
+    """(rows, columns) of `least` to `most` tiles: of those whose shape is nearest to the picture's
+    the largest of which it fills more than half."""
+    best, nearest = (1, 1), float("inf")
+    counts = range(1, most + 1)
+    grids = [(row, column) for column in counts for row in counts]
+    for rows, columns in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        tiles = rows * columns
+        if not least <= tiles <= most:
+            continue
+        apart = abs(width / height - columns / rows)
+        filled = width * height > 0.5 * side**2 * tiles
+        if apart < nearest or (apart == nearest and filled):
+            best, nearest = (rows, columns), apart
+    return best
 
 
 def from_config(reader: Reader) -> InternVLImageProcessor:
