@@ -50,8 +50,10 @@ def gated(gate, up, alpha, limit, kind: tl.constexpr, clamps: tl.constexpr):
 @triton.jit
 def _place(size, block: tl.constexpr):
     """(int64 row, columns [block], which of them exist) of a program."""
-    column = tl.program_id(1) * block + tl.arange(0, block)
-    return tl.program_id(0).to(tl.int64), column, column < size
+    # In one dimension: a GPU takes 65,535 programs at most in the others.
+    blocks = tl.cdiv(size, block)
+    column = tl.program_id(0) % blocks * block + tl.arange(0, block)
+    return (tl.program_id(0) // blocks).to(tl.int64), column, column < size
 
 
 @triton.jit
@@ -177,5 +179,5 @@ def _rows_of(x: Tensor) -> Tensor:
     return flat if flat.stride(1) == 1 else flat.contiguous()
 
 
-def _grid(rows: int, size: int) -> tuple[int, int]:
-    return rows, triton.cdiv(size, _BLOCK)
+def _grid(rows: int, size: int) -> tuple[int]:
+    return (rows * triton.cdiv(size, _BLOCK),)

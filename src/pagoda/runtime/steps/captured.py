@@ -272,10 +272,10 @@ class CapturedSteps:
                 self._graphs.clear()
                 self._given_up = True
                 logger.error(
-                    "%s run op by op: the replay of a captured one differs from it. This is "
-                    "a fault of Pagoda; please report it with the model's name.",
-                    self.what.capitalize(),
-                )
+                    "%s run op by op: the replay of %s differs from it. This is a fault of "
+                    "Pagoda; please report it with the model's name.",
+                    self.what.capitalize(), _words(size),
+                )  # fmt: skip
                 return
             self._graphs[size] = graph
             logger.debug("Captured of %s: %s.", self.what, _words(size))
@@ -306,7 +306,8 @@ class CapturedSteps:
         """A step op by op: it compiles what there is to compile, and gives the outputs' shapes."""
         inputs = self._ready_inputs()
         arrays = self._first_tokens(size)
-        last = arrays.query_start[1:].astype(np.int64) - 1
+        # Of more requests than tokens, some have none.
+        last = np.maximum(arrays.query_start[1:].astype(np.int64) - 1, 0)
         inputs.load(arrays, last if size.prompts else np.arange(size.tokens))
         drafts = self._guesses and (size.prompts or size.tokens > size.requests)
         batch = inputs.batch_of(size, self.limits, self.cache, drafts)
@@ -350,15 +351,17 @@ class CapturedSteps:
 
     def _first_tokens(self, size: CapturedSize) -> StepArrays:
         """The first tokens of so many requests, all in block 0 (where equal tokens leave equal keys
-        and values); no state is stored."""
-        reqs = size.requests
-        tokens = min([size.tokens, *(reqs * block for block in self.block_sizes)])
+        and values); no state is stored. Rows of nobody see nothing, so that theirs are others: they
+        are left in the block's last place, which nobody reads."""
+        reqs, last = size.requests, min(self.block_sizes, default=size.tokens + 1) - 1
+        tokens = min(size.tokens, reqs * last)
         starts = tokens * np.arange(reqs + 1) // reqs
         lens = np.diff(starts)
-        positions = np.arange(tokens) - np.repeat(starts[:-1], lens)
-        read, write = np.zeros(reqs, np.int32), np.zeros(tokens, np.int32)
+        positions = np.full(size.tokens, last)
+        positions[:tokens] = np.arange(tokens) - np.repeat(starts[:-1], lens)
+        read, write = np.zeros(reqs, np.int32), np.zeros(size.tokens, np.int32)
         return StepArrays(
-            token_ids=np.zeros(tokens, np.int64),
+            token_ids=np.zeros(size.tokens, np.int64),
             positions=positions,
             query_start=starts.astype(np.int32),
             kv_lens=lens.astype(np.int32),
