@@ -243,6 +243,7 @@ torch_scaled_mm = torch._scaled_mm
 def test_products_with_scales_of_blocks(device, monkeypatch):
     """Weights in blocks of 128 x 128, as most fp8 checkpoints have them."""
     monkeypatch.setattr(scaled, "FEWEST", 4)
+    monkeypatch.setattr(scaled, "FEWEST_IN_GROUPS", 4)
     raw = random_raw("FP8", 160, 512).view(160, 16, 36)
     raw[:, :, :4] = raw[:, ::4, :4].repeat_interleave(4, 1)
     for rows in (slice(0, 128), slice(128, 160)):
@@ -285,6 +286,7 @@ def test_a_library_that_takes_scales_otherwise_is_not_used(device, monkeypatch):
 
 def test_scaled_products(device, monkeypatch):
     monkeypatch.setattr(scaled, "FEWEST", 4)
+    monkeypatch.setattr(scaled, "FEWEST_IN_GROUPS", 4)
     raw = random_raw("FP8", 32, 256).view(32, 8, 36)
     raw[:, :, :4] = raw[:, :1, :4]
     raw = raw.flatten(1)

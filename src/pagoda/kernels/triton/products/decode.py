@@ -349,8 +349,8 @@ def _scaled_dots(dots, sums, scales, minima, supers, step, SHARE: tl.constexpr, 
 @triton.jit
 def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, columns, first, last,
              LAYOUT: tl.constexpr, WHOLE: tl.constexpr):  # fmt: skip
-    """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens] times rows of the matrix,
-    rounded to their type; on tensor cores. As `row_sums` otherwise.
+    """fp32 [tokens, rows]: rows of activations at `x_rows` [tokens], as `arranged` has them, times
+    rows of the matrix, rounded to their type; on tensor cores. As `row_sums` otherwise.
 
     Weights are the first operand, which may come from registers, where they were decoded.
     """
@@ -363,11 +363,11 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
             if high is not None:
                 above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
         for part in tl.static_range(4):
-            column = columns_of_part(step, part, LAYOUT)
-            if WHOLE:  # noqa: SIM108 - as the others here
-                inside = x_there[:, None]
-            else:
-                inside = x_there[:, None] & (column < columns)[None, :]
+            column = step * 256 + part * 64 + tl.arange(0, 64)
+            inside = x_there[:, None]
+            if LAYOUT.codes == "plain":
+                if not WHOLE:
+                    inside &= (column < columns)[None, :]
             given = tl.load(x_rows[:, None] + column[None, :], inside, other=0)
             if LAYOUT.codes == "plain":
                 begin = low + row.to(tl.int64)[:, None] * columns

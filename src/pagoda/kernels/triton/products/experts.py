@@ -17,6 +17,7 @@ from pagoda.kernels.ref.experts import Beside, Gating, Grouped, PlainExperts, Ro
 from pagoda.kernels.ref.linear import matmul
 from pagoda.kernels.triton import activation
 from pagoda.kernels.triton.activation import gated
+from pagoda.kernels.triton.products.arranged import arranged
 from pagoda.kernels.triton.products.decode import products, row_sums
 from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
 from pagoda.kernels.triton.products.gemm import decode, has_dot, kind_of
@@ -60,7 +61,7 @@ def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
 @triton.jit(do_not_specialize=_CHANGING)
 def _alone(
     x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
-    supers2, bias2, assignments, first, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    supers2, bias2, assignments, first, count, sharers, x_stride, out_stride, rows, all_rows, begin, begin2,
     stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
     ROWS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
@@ -90,7 +91,7 @@ def _alone(
             supers = tl.where(second, supers2, supers)
         if bias is not None:
             bias = tl.where(second, bias2, bias)
-    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
+    given, last = x + (assignment // sharers) * x_stride, tl.cdiv(columns, 256)
     total = row_sums(
         given, low, high, scales, minima, supers, begin + expert * stride + row, all_rows, columns,
         0, last, LAYOUT, WHOLE,
@@ -107,7 +108,7 @@ def _alone(
 @triton.jit
 def _grouped(
     x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
-    scales2, minima2, supers2, bias2, count, sharers, out_stride, rows, all_rows, begin, begin2,
+    scales2, minima2, supers2, bias2, count, sharers, x_stride, out_stride, rows, all_rows, begin, begin2,
     stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
     KIND: tl.constexpr, CLAMPS: tl.constexpr,
@@ -124,7 +125,7 @@ def _grouped(
     assignment = tl.load(order + tl.load(offsets + expert) + place, real, other=0).to(tl.int64)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     there, own = row < rows, expert * stride + tl.minimum(row, rows - 1)
-    given, last = x + (assignment // sharers) * columns, tl.cdiv(columns, 256)
+    given, last = x + (assignment // sharers) * x_stride, tl.cdiv(columns, 256)
     total = products(
         given, real, low, high, scales, minima, supers, begin + own, all_rows, columns, 0, last,
         LAYOUT, WHOLE,
@@ -350,11 +351,13 @@ def _project(
     its row of `out`."""
     one, two, (x, sharers, weights) = parts[0], parts[-1], source
     matrix, number = one.matrix, step.ids.numel()
+    if step.groups is not None:
+        x = arranged(x, matrix.layout)
     how = gating or Gating()
     biased = (one.bias is not None, 0 if one.bias is None else one.bias.stride(0))
     matrices = (*matrix.tensors, one.bias, *two.matrix.tensors, two.bias)
     sizes = (
-        out.stride(0), one.rows, matrix.rows, one.first, two.first, one.stride, biased[1],
+        x.stride(0), out.stride(0), one.rows, matrix.rows, one.first, two.first, one.stride, biased[1],
         matrix.columns, how.alpha, how.limit,
     )  # fmt: skip
     kinds = {

@@ -83,27 +83,31 @@ def form(what: Case, target: int) -> Form:
 
 
 def experts_form(what: Case, target: int) -> Form:
-    """The default of a GPU of capability `target`."""
-    if what.tokens <= 32 or (what.gated and not _is_large(target)):
+    """The default of a GPU of capability `target`; as measured on an H100."""
+    if not _is_large(target):
         # There the sums of two products of more tokens, and the codes, do not fit the registers.
-        return _few(what.tokens)
-    if what.gated or what.is_plain or not _is_large(target):
-        return Form(64, 128, 8, 2)
-    return Form(min(what.tokens, 128), 128, 8, 2)
+        few = what.tokens <= 32 or what.gated
+        return _few(what.tokens) if few else Form(64, 128, 8, 2)
+    if what.tokens <= 32:
+        return Form(16 if what.tokens <= 16 else 32, 64, 4, 4)
+    # Plain weights come with the activations through shared memory, which two tiles then share.
+    return Form(64 if what.is_plain else min(what.tokens, 128), 128, 8, 2)
 
 
 def linear_form(tokens: int, target: int) -> Form:
-    """The form for a linear layer; not for single tokens."""
+    """The form for a linear layer; not for single tokens. As measured on an H100."""
+    if _is_large(target):
+        if tokens <= 64:
+            return Form(64, 128, 4, 2) if tokens > 32 else _few(tokens)
+        return Form(128, 128, 8, 2)
     if tokens <= 32:
         return _few(tokens)
-    if _is_large(target):
-        return Form(64, 64, 4, 2) if tokens <= 64 else Form(128, 128, 8, 2)
     # So few tokens have their columns split over programs; then tiles of 64 rows spill.
     return Form(64, 128, 8, 2) if tokens <= 64 else Form(64, 64, 4, 2)
 
 
 def _few(tokens: int) -> Form:
-    return Form(16, 64, 4, 3) if tokens <= 16 else Form(32, 64, 4, 2)
+    return Form(16 if tokens <= 16 else 32, 64, 4, 2)
 
 
 def _is_large(target: int) -> bool:

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from pagoda.kernels.ref.linear import matmul as plain_matmul
 from pagoda.kernels.triton.products import scaled
+from pagoda.kernels.triton.products.arranged import Activations
 from pagoda.kernels.triton.products.decode import (
     columns_of_part,
     load_codes,
@@ -30,9 +31,9 @@ from pagoda.kernels.triton.target import capability, processors
 
 Tensor = torch.Tensor
 
-MOST_FUSED = 512
+MOST_FUSED = 256
 """Tokens. Of more, products take so long that to write and read two bytes a weight before them
-costs less than what the library's are faster by; estimated, not measured."""
+costs less than what the library's are faster by; on an H100."""
 _MOST_WITHOUT_DOT = 8
 _DECODED_AT_ONCE = 1 << 25
 """Weights: 64 MiB in two bytes."""
@@ -142,13 +143,12 @@ def matmul(
     """As `ops.packed_matmul`; weights are rounded to x's type, except for one token's products."""
     tokens, rows = x.shape[0], sum(matrix.rows for matrix in matrices)
     out = torch.empty((tokens, rows), dtype=out_dtype or x.dtype, device=x.device)
-    x = x if x.stride(1) == 1 else x.contiguous()
-    start = 0
+    given, start = Activations(x), 0
     for matrix in matrices:
         part = slice(start, start + matrix.rows)
         added = None if bias is None else bias[part]
         if tokens and matrix.rows:
-            _multiply(x, matrix, added, out[:, part])
+            _multiply(given, matrix, added, out[:, part])
         start += matrix.rows
     return out
 
@@ -178,31 +178,41 @@ def has_dot(x: Tensor) -> bool:
     return capability(x) >= 80 and x.dtype != torch.float32
 
 
-def _multiply(x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
-    tokens = x.shape[0]
+def _multiply(given: Activations, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
+    x, tokens = given.x, given.x.shape[0]
     if matrix.layout.codes == "plain":
         wide = x if matrix.low.dtype == x.dtype else x.to(matrix.low.dtype)
         added = None if bias is None else bias.to(matrix.low.dtype)
         out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32
                                else None))  # fmt: skip
     elif tokens <= (1 if has_dot(x) else _MOST_WITHOUT_DOT):
-        _launch(
-            Form(1, rows_of_tile(matrix.layout, x.dtype, matrix.rows), 4, 2), x, matrix, bias, out
-        )
+        rows = rows_of_tile(matrix.layout, x.dtype, matrix.rows)
+        _launch(Form(1, rows, 4, 2), x, matrix, bias, out)
     elif scaled.declines(x, matrix, out.dtype) is None:
         out.copy_(scaled.matmul(x, matrix, bias))
     elif has_dot(x) and tokens <= MOST_FUSED:
-        _launch(linear_form(tokens, capability(x)), x, matrix, bias, out)
+        form = linear_form(tokens, capability(x))
+        _launch(form, given.arranged(matrix.layout), matrix, bias, out)
     else:
         step = max(1, _DECODED_AT_ONCE // matrix.columns)
         for first in range(0, matrix.rows, step):
             part = slice(first, min(first + step, matrix.rows))
             weight = decode(matrix, x.dtype, first, part.stop - first)
             added = None if bias is None else bias[part].to(x.dtype)
-            out[:, part] = plain_matmul(x, weight, added, out.dtype)
+            _by_library(x, weight, added, out[:, part])
+
+
+def _by_library(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if out.dtype != x.dtype:
+        out.copy_(plain_matmul(x, weight, bias, out.dtype))
+    elif bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
 
 
 def _launch(cut: Form, x: Tensor, matrix: GpuMatrix, bias: Tensor | None, out: Tensor) -> None:
+    """For more than one token, x is arranged."""
     tokens, total = len(x), triton.cdiv(matrix.columns, STEP)
     tiles = triton.cdiv(tokens, cut.tokens) * triton.cdiv(matrix.rows, cut.rows)
     steps, splits = _split(tiles, total, processors(x))
