@@ -42,7 +42,7 @@ def capture(driver: Driver, max_reqs: int, *only: CapturedSize, guesses=0) -> Ca
     sizes = captured_sizes(max_reqs, guesses, 2 * guesses)
     sizes = only or sizes
     most = max(size.tokens for size in sizes)
-    limits = StepLimits(most, max_reqs, most, 64)
+    limits = StepLimits(most, max_reqs, max(size.samples for size in sizes), 64)
     steps = CapturedSteps(
         model_pass(driver.model, OutputHead(driver.model)), cache, [driver.block_size], sizes,
         limits, has_states, torch.device(driver.caches[0][0].device), lambda: again, lambda: 0,
@@ -199,3 +199,18 @@ def test_tokens_that_the_device_alone_knows(tmp_path):
     steps.run = run
     replay(steps, padded, {"a": [7], "b": [8]})
     assert greedy.tolist() == expected.argmax(-1).tolist()  # not those of the next step
+
+
+@pytest.mark.parametrize(("requests", "tokens"), [(8, 4), (2, 64), (8, 64)])
+def test_what_is_captured_of_prompts_is_checked(requests, tokens, tmp_path):
+    """With fewer tokens than requests, and with more than the first block of these holds: what the
+    rows of nobody store, in any order, is nothing that a request reads."""
+    tiny.make("llama").save_pretrained(tmp_path)
+    size = CapturedSize(requests, tokens, True)
+    steps = capture(Driver(tiny.load(tmp_path)), 8, size)
+    assert steps.captured == [size]
+    arrays = steps._first_tokens(size)
+    count = arrays.query_start[-1]
+    assert arrays.num_tokens == tokens and len(arrays.kv_lens) == requests
+    for group in arrays.groups:
+        assert not set(group.slot_mapping[:count]) & set(group.slot_mapping[count:])

@@ -491,18 +491,3 @@ def test_long_prompts_are_padded(make_captured, make_driver, make_request):
     assert driver.tokens == expected.tokens
     assert not steps._needed, "all were replayed"
     assert steps._size_of(3, 831, 3) == CapturedSize(8, 896, prompts=True)
-
-
-@pytest.mark.parametrize("size", [(8, 4), (2, 64), (8, 64)])
-def test_what_is_captured_of_prompts_is_checked(size, make_captured, gpu):
-    """With fewer tokens than requests, and with more than the first block of these holds: what the
-    rows of nobody store, in any order, is nothing that a request reads."""
-    whole = CapturedSize(*size, True)
-    _, steps = make_captured(captured_sizes=(whole,))
-    steps.capture(whole)
-    assert steps.captured == [whole] and gpu.replays == 1
-    arrays = steps._first_tokens(whole)
-    count = arrays.query_start[-1]
-    assert arrays.num_tokens == whole.tokens and len(arrays.kv_lens) == whole.requests
-    for group in arrays.groups:
-        assert not set(group.slot_mapping[:count]) & set(group.slot_mapping[count:])

@@ -57,15 +57,16 @@ def largest_step(
     max_model_len: int,
 ) -> None:
     """Compute steps of the most tokens and the most logits, for what memory they take: of prompts,
-    and of as many requests as can have a few tokens each beside one prompt. All keep K and V in one
-    block, beside block tables of full length."""
+    and of as many requests as can have a few tokens each beside prompts as long as they may be. All
+    keep K and V in one block, beside block tables of full length."""
     cache = CacheMemory(groups, 1, device)
-    count = max_num_batched_tokens
+    count, longest = max_num_batched_tokens, max(max_model_len, _PROMPT)
     # Short, for rotary tables grow with the longest and may depend on how long that is.
     prompts = np.append(np.arange(0, count, _PROMPT), count)
     few = np.arange(0, min(max_num_reqs * _FEW, count), _FEW)
-    for starts in (prompts, np.append(few, count)):
-        batch = step_of(starts, groups, cache, device, max(max_model_len, _PROMPT))
+    rest = np.arange(few[-1], count, longest)
+    for starts in (prompts, np.concatenate((few[:-1], rest, [count]))):
+        batch = step_of(starts, groups, cache, device, longest)
         hidden_states = model.forward(batch)
         ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
 

@@ -136,7 +136,7 @@ def test_prompts_without_tensor_cores(dtype, tiled, device):
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
 
 
-def test_a_long_prompt_is_not_taken_token_by_token(monkeypatch, device):
+def test_a_long_prompt_is_not_taken_token_by_token(monkeypatch, device, played_gpu):
     """Before sm_80; nor is a step of one token each the library's."""
     seen = []
     monkeypatch.setattr(delta_net, "rule_of_prompts", lambda *rest, **how: seen.append(how))

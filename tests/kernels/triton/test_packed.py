@@ -9,6 +9,7 @@ from pagoda.base.errors import CheckpointError
 from pagoda.kernels import ops
 from pagoda.kernels.ref.dequant.formats import dequantize
 from pagoda.kernels.triton.products import gemm, scaled
+from pagoda.kernels.triton.products.arranged import arranged
 from pagoda.kernels.triton.products.layouts import STORAGES
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import assuming
@@ -129,7 +130,7 @@ def test_columns_and_rows_that_lie_apart(storage, columns, tokens, device):
 
 @pytest.mark.parametrize("target", [75, 90])
 @pytest.mark.parametrize("tokens", [0, 1, 3, 33, 130])
-def test_every_form(target, tokens, device, monkeypatch):
+def test_every_form(target, tokens, device, monkeypatch, played_gpu):
     """Matrices side by side, one of them plain, with a bias and sums that leave in fp32."""
     monkeypatch.setattr(gemm, "MOST_FUSED", 100)
     monkeypatch.setattr(gemm, "_DECODED_AT_ONCE", 256 * 10)
@@ -240,9 +241,8 @@ def _played_scaled_mm(a, b, *, scale_a, scale_b, bias, out_dtype):
 torch_scaled_mm = torch._scaled_mm
 
 
-def test_products_with_scales_of_blocks(device, monkeypatch):
+def test_products_with_scales_of_blocks(device, monkeypatch, played_gpu):
     """Weights in blocks of 128 x 128, as most fp8 checkpoints have them."""
-    monkeypatch.setattr(scaled, "FEWEST", 4)
     monkeypatch.setattr(scaled, "FEWEST_IN_GROUPS", 4)
     raw = random_raw("FP8", 160, 512).view(160, 16, 36)
     raw[:, :, :4] = raw[:, ::4, :4].repeat_interleave(4, 1)
@@ -252,6 +252,7 @@ def test_products_with_scales_of_blocks(device, monkeypatch):
     matrix = packed("FP8", raw, 512, device)
     x, bias = torch.randn(6, 512, device=device).bfloat16(), torch.randn(160, device=device)
     with assuming(90):
+        assert "fewer than 4 tokens" in scaled.declines(x[:3], matrix, torch.bfloat16)
         assert "scales of 32 columns" in scaled.declines(x, matrix, torch.bfloat16)
         matrix.settle()
         assert matrix.layout.group == 128
@@ -284,18 +285,15 @@ def test_a_library_that_takes_scales_otherwise_is_not_used(device, monkeypatch):
     scaled._works.cache_clear()
 
 
-def test_scaled_products(device, monkeypatch):
-    monkeypatch.setattr(scaled, "FEWEST", 4)
-    monkeypatch.setattr(scaled, "FEWEST_IN_GROUPS", 4)
+def test_scaled_products(device, played_gpu):
     raw = random_raw("FP8", 32, 256).view(32, 8, 36)
     raw[:, :, :4] = raw[:, :1, :4]
     raw = raw.flatten(1)
     matrix = packed("FP8", raw, 256, device)
     x, bias = torch.randn(6, 256, device=device).bfloat16(), torch.randn(32, device=device)
-    assert "scales of 32 columns" in scaled.declines(x, matrix, torch.bfloat16)
+    assert "fewer than 128 tokens" in scaled.declines(x, matrix, torch.bfloat16)
     matrix.settle()
     for given, out_dtype, target, reason in (
-        (x[:2], torch.bfloat16, 90, "wait for memory"),
         (x, torch.bfloat16, 80, "sm_89"),
         (x.half(), torch.float16, 90, "bfloat16"),
     ):
@@ -309,3 +307,19 @@ def test_scaled_products(device, monkeypatch):
     weight = dequantize(raw, "FP8").to(device)
     expected = seen @ weight.t() + bias.bfloat16().float()
     torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("storage", ["Q4_K", "FP8", "MXFP4", "Q6_K"])
+@pytest.mark.parametrize("columns", [256, 352])
+def test_arranged_products_are_those_of_the_columns(storage, columns, device):
+    """Weights decoded in the order in which activations are arranged, and zeros behind both."""
+    if storage in ("Q4_K", "Q6_K") and columns % 256:
+        pytest.skip("its blocks have 256 columns")
+    raw = random_raw(storage, 9, columns)
+    matrix = packed(storage, raw, columns, device)
+    x = torch.randn(5, columns + 3, device=device)[:, :columns]
+    taken = arranged(x, matrix.layout)
+    weight = gemm._decoded(matrix, torch.float32, 0, 9, arranged=True)
+    assert taken.shape == (5, -(-columns // 256) * 256) and weight.shape == (9, taken.shape[1])
+    expected = x.double() @ dequantize(raw, storage).double().to(device).t()
+    torch.testing.assert_close(taken.double() @ weight.double().t(), expected, rtol=0, atol=1e-5)

@@ -146,7 +146,7 @@ def test_notes_that_cannot_be_kept(make_tuning, tmp_path, caplog):
     assert len(forms._measured) == 2 and "could not be kept" in caplog.text
 
 
-def test_nothing_to_measure(make_tuning):
+def test_nothing_to_measure(make_tuning, played_gpu):
     """Without experts; and where the library multiplies for them."""
     assert make_tuning("llama") is None
     assert finish(make_tuning(dtype=torch.float32)) == 1

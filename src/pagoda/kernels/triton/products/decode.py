@@ -365,7 +365,7 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
         for part in tl.static_range(4):
             column = step * 256 + part * 64 + tl.arange(0, 64)
             inside = x_there[:, None]
-            if LAYOUT.codes == "plain":
+            if LAYOUT.codes == "plain":  # noqa: SIM102 - as the others here
                 if not WHOLE:
                     inside &= (column < columns)[None, :]
             given = tl.load(x_rows[:, None] + column[None, :], inside, other=0)

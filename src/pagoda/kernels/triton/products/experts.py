@@ -61,9 +61,10 @@ def _weighed(total, weights, assignment, real, AXIS: tl.constexpr):
 @triton.jit(do_not_specialize=_CHANGING)
 def _alone(
     x, ids, weights, out, low, high, scales, minima, supers, bias, low2, high2, scales2, minima2,
-    supers2, bias2, assignments, first, count, sharers, x_stride, out_stride, rows, all_rows, begin, begin2,
-    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
-    ROWS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr, CLAMPS: tl.constexpr,
+    supers2, bias2, assignments, first, count, sharers, x_stride, out_stride, rows, all_rows,
+    begin, begin2, stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr,
+    WHOLE: tl.constexpr, ROWS: tl.constexpr, GATED: tl.constexpr, KIND: tl.constexpr,
+    CLAMPS: tl.constexpr,
 ):  # fmt: skip
     assignment = (tl.program_id(0) % assignments).to(tl.int64)
     expert = tl.load(ids + assignment).to(tl.int32) - first
@@ -108,8 +109,8 @@ def _alone(
 @triton.jit
 def _grouped(
     x, counts, offsets, order, weights, out, low, high, scales, minima, supers, bias, low2, high2,
-    scales2, minima2, supers2, bias2, count, sharers, x_stride, out_stride, rows, all_rows, begin, begin2,
-    stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
+    scales2, minima2, supers2, bias2, count, sharers, x_stride, out_stride, rows, all_rows, begin,
+    begin2, stride, bias_stride, columns, alpha, limit, LAYOUT: tl.constexpr, WHOLE: tl.constexpr,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, EXPERTS: tl.constexpr, GATED: tl.constexpr,
     KIND: tl.constexpr, CLAMPS: tl.constexpr,
 ):  # fmt: skip
@@ -357,8 +358,8 @@ def _project(
     biased = (one.bias is not None, 0 if one.bias is None else one.bias.stride(0))
     matrices = (*matrix.tensors, one.bias, *two.matrix.tensors, two.bias)
     sizes = (
-        x.stride(0), out.stride(0), one.rows, matrix.rows, one.first, two.first, one.stride, biased[1],
-        matrix.columns, how.alpha, how.limit,
+        x.stride(0), out.stride(0), one.rows, matrix.rows, one.first, two.first, one.stride,
+        biased[1], matrix.columns, how.alpha, how.limit,
     )  # fmt: skip
     kinds = {
         **kind_of(matrix, x), "GATED": gating is not None, "KIND": how.activation,

@@ -37,6 +37,8 @@ costs less than what the library's are faster by; on an H100."""
 _MOST_WITHOUT_DOT = 8
 _DECODED_AT_ONCE = 1 << 25
 """Weights: 64 MiB in two bytes."""
+_ROWS_AT_ONCE = 128
+"""Rows of these are whole multiples: the library has no fast product for an odd number."""
 _DECODED_ROWS = 16
 _PROGRAMS_PER_PROCESSOR = 4
 _FEWEST_STEPS = 2
@@ -110,7 +112,7 @@ def _add_parts(partial, bias, out, out_stride, rows, splits, BLOCK: tl.constexpr
 @triton.jit(do_not_specialize=_CHANGING)
 def _decode_rows(
     index, low, high, scales, minima, supers, out, first, count, rows, columns,
-    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr,
+    LAYOUT: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, ARRANGED: tl.constexpr,
 ):  # fmt: skip
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = place < count
@@ -128,10 +130,13 @@ def _decode_rows(
             scales, minima, supers, step, part, row, rows, columns, LAYOUT
         )
         weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
-        column = columns_of_part(step, part, LAYOUT)
-        tl.store(out + place.to(tl.int64)[:, None] * columns + column[None, :],
-                 weights.to(out.dtype.element_ty),
-                 there[:, None] & (column < columns)[None, :])  # fmt: skip
+        wide, column = columns, columns_of_part(step, part, LAYOUT)
+        inside = there[:, None] & (column < columns)[None, :]
+        if ARRANGED:  # activations have zeros behind the last column
+            wide, column = tl.num_programs(1) * 256, step * 256 + part * 64 + tl.arange(0, 64)
+            inside = there[:, None]
+        tl.store(out + place.to(tl.int64)[:, None] * wide + column[None, :],
+                 weights.to(out.dtype.element_ty), inside)  # fmt: skip
 
 
 def matmul(
@@ -157,14 +162,14 @@ def rows(index: Tensor, matrix: GpuMatrix, dtype: torch.dtype) -> Tensor:
     """As `ops.packed_rows`."""
     if matrix.layout.codes == "plain":
         return matrix.low[index].to(dtype)
-    return _decoded(matrix, dtype, 0, len(index), index)
+    return _decoded(matrix, dtype, 0, len(index), index=index)
 
 
 def decode(matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int) -> Tensor:
     """Rows from `first` on: [count, columns]."""
     if matrix.layout.codes == "plain":
         return matrix.low[first : first + count].to(dtype)
-    return _decoded(matrix, dtype, first, count, None)
+    return _decoded(matrix, dtype, first, count)
 
 
 def kind_of(matrix: GpuMatrix, x: Tensor) -> dict[str, Any]:
@@ -194,10 +199,11 @@ def _multiply(given: Activations, matrix: GpuMatrix, bias: Tensor | None, out: T
         form = linear_form(tokens, capability(x))
         _launch(form, given.arranged(matrix.layout), matrix, bias, out)
     else:
-        step = max(1, _DECODED_AT_ONCE // matrix.columns)
+        x = given.arranged(matrix.layout)
+        step = max(1, _DECODED_AT_ONCE // matrix.columns // _ROWS_AT_ONCE) * _ROWS_AT_ONCE
         for first in range(0, matrix.rows, step):
             part = slice(first, min(first + step, matrix.rows))
-            weight = decode(matrix, x.dtype, first, part.stop - first)
+            weight = _decoded(matrix, x.dtype, first, part.stop - first, arranged=True)
             added = None if bias is None else bias[part].to(x.dtype)
             _by_library(x, weight, added, out[:, part])
 
@@ -241,13 +247,23 @@ def _split(tiles: int, total: int, count: int) -> tuple[int, int]:
 
 
 def _decoded(
-    matrix: GpuMatrix, dtype: torch.dtype, first: int, count: int, index: Tensor | None
+    matrix: GpuMatrix,
+    dtype: torch.dtype,
+    first: int,
+    count: int,
+    *,
+    index: Tensor | None = None,
+    arranged: bool = False,
 ) -> Tensor:
-    out = torch.empty((count, matrix.columns), dtype=dtype, device=matrix.low.device)
-    if count and matrix.columns:
+    """Rows from `first` on, or those of `index`: [count, columns], or whole steps in the order of
+    arranged activations."""
+    steps = triton.cdiv(matrix.columns, STEP)
+    columns = steps * STEP if arranged else matrix.columns
+    out = torch.empty((count, columns), dtype=dtype, device=matrix.low.device)
+    if count and columns:
         tile = _DECODED_ROWS if count > 1 else 1
-        _decode_rows[(triton.cdiv(count, tile), triton.cdiv(matrix.columns, STEP))](
+        _decode_rows[(triton.cdiv(count, tile), steps)](
             index, *matrix.tensors, out, first, count, matrix.rows, matrix.columns,
-            **kind_of(matrix, out), ROWS=tile, num_warps=4,
+            **kind_of(matrix, out), ROWS=tile, ARRANGED=arranged, num_warps=4,
         )  # fmt: skip
     return out

@@ -1,7 +1,8 @@
 """Products of fp8 weights with activations rounded to fp8, by the library's scaled matmul.
 
-For many tokens: with tensor cores that take fp8 these products are twice as fast as those of 16-bit
-numbers. A few tokens wait for memory and keep their own precision (`gemm`).
+With tensor cores that take fp8 these products are twice as fast as those of 16-bit numbers, and of
+few tokens as fast as memory: on an H100 52 us for 28,672 x 4,096 weights, 48 for one token, which
+keeps its own precision (`gemm`).
 
 Scales are of whole rows, or of `GROUP` columns of one: so are weights in blocks of 128 x 128 kept,
 and cuBLAS takes scales of weights as well as those of activations in that shape, on sm_90.
@@ -22,10 +23,8 @@ Tensor = torch.Tensor
 
 logger = get_logger(__name__)
 
-FEWEST = 64
-"""The fewest tokens that these kernels compute where rows have one scale."""
-FEWEST_IN_GROUPS = 512
-"""And where they have several: on an H100 products of 256 tokens take 312 us so, 243 decoded."""
+FEWEST_IN_GROUPS = 128
+"""The fewest tokens that these kernels compute where rows have several scales."""
 GROUP = 128
 """Columns that share a scale where a row has several."""
 _LARGEST = 448.0  # of E4M3
@@ -73,9 +72,8 @@ def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None
     if matrix.storage != "FP8" or matrix.scales is None:
         return "the weights are not fp8"
     in_groups = len(matrix.scales) > 1
-    fewest = FEWEST_IN_GROUPS if in_groups else FEWEST
-    if len(x) < fewest:
-        return f"fewer than {fewest} tokens wait for memory, not for products"
+    if in_groups and len(x) < FEWEST_IN_GROUPS:
+        return f"fewer than {FEWEST_IN_GROUPS} tokens are faster without"
     if capability(x) < 89:
         return "fp8 tensor cores begin with sm_89"
     if x.dtype != torch.bfloat16 or out_dtype != torch.bfloat16:
