@@ -49,7 +49,8 @@ def test_a_request_names_its_adapter(server):
     assert asked(server, model="sql") == ("digest of /a/sql", [])
     reply = server.chat(model="sql")
     assert reply.json()["model"] == "sql"
-    assert server.client.requests[-1].adapter == "digest of /a/sql"
+    request = server.client.requests[-1]
+    assert (request.adapter, request.adapter_name) == ("digest of /a/sql", "sql")
 
 
 def test_models_list_adapters_below_their_model(server):
@@ -126,6 +127,22 @@ def test_the_metric_of_vllm(server):
     assert sample.labels["running_lora_adapters"] == "sql"
     assert sample.labels["waiting_lora_adapters"] == ""
     assert abs(sample.value - time.time()) < 60
+
+
+def test_what_routers_read_is_there(server):
+    """The table of docs/routers.md, read as an endpoint picker reads /metrics: one sample of each,
+    and numbers in the labels that count something."""
+    page = (Path(__file__).parents[2] / "docs" / "routers.md").read_text()
+    rows = [line.split("|")[1:3] for line in page.splitlines() if line.startswith("| `vllm:")]
+    text = server.http.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    read = {re.findall("`(.+?)`", name)[0]: re.findall("`(.+?)`", labels) for name, labels in rows}
+    assert len(read) == 5
+    for name, labels in read.items():
+        (sample,) = families[name].samples
+        assert families[name].type == "gauge" and set(labels) <= set(sample.labels)
+        for label in {"block_size", "num_gpu_blocks", "max_lora"} & set(labels):
+            assert int(sample.labels[label]) > 0
 
 
 @pytest.mark.parametrize(

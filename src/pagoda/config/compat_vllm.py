@@ -289,8 +289,6 @@ _OTHER = (
         "--speculative-disable-by-batch-size", "--spec-decoding-acceptance-method")),
     Compat("--kv-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--ec-transfer-config", "j", "refused", facts.ONE_ENGINE),
-    Compat("--kv-events-config", "j", "later",
-           Fact("no KV events are published", lacks=("kv_event",))),
     Compat("--profiler-config", "j", "later",
            Fact("`pagoda bench` measures, and /metrics counts", has=("/metrics",),
                 lacks=("profile",))),

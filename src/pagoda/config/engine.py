@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 from pagoda.config.adapters import AdapterConfig
+from pagoda.config.kv_events import KVEventsConfig, kv_events
 from pagoda.config.modality import MODALITIES
 from pagoda.config.option import Options, option
 from pagoda.config.speculation import SpeculationConfig
@@ -257,6 +258,22 @@ class CacheConfig(Options):
         4 << 30, "Most that this folder may hold, such as 10G.",
         parse=parse_size, bounds=_AT_LEAST_1,
     )  # fmt: skip
+    kv_events_config: dict[str, object] = option(
+        None,
+        "JSON that has routers told what is cached, such as "
+        '{"enable_kv_cache_events": true, "replay_endpoint": "tcp://*:5558"}, by vLLM\'s events; '
+        "docs/routers.md has its keys. Events tell the tokens of requests.",
+        parse=_json_object,
+        factory=dict,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.kv_events  # what is wrong is said now
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        return kv_events(self.kv_events_config)
 
 
 @dataclass(frozen=True)

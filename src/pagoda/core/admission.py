@@ -130,6 +130,10 @@ class Admission:
         message, tables = req.message, req.tables
         if not self._kv.attach(tables, hit):
             return 0
+        if self._kv.watcher is not None:
+            # Of blocks from disk nobody knew whose text they are.
+            for index in range(hit.num_tokens // self._kv.block_size):
+                self._kv.watcher.name(req.req_id, self._hashes(req), index)
         self._kv.want_states(tables, message.prompt_token_ids, message.eos_token_ids, hit)
         num_tokens = self._kv.until_kept(tables, hit.num_tokens, num_tokens)
         if self._kv.allocate(tables, hit.num_tokens + num_tokens) is None:

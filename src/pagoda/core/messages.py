@@ -66,6 +66,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """What the output must follow, reasoning and all, as llguidance reads it."""
     adapter: str | None = None
     """Digest of what the adapter does, as the engine told it; None: the model alone."""
+    adapter_name: str | None = None
+    """What clients call it; None for what has no name."""
     adapter_parts: list[tuple[str, float]] = msgspec.field(default_factory=list)
     """Where it is the sum of several: the digest of each, and what it is multiplied with."""
     media: list[MediaItem] = msgspec.field(default_factory=list)

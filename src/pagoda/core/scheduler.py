@@ -16,6 +16,7 @@ from pagoda.core.counters import (
     count_step,
     new_counters,
 )
+from pagoda.core.kv_events import KVEvents
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
@@ -291,6 +292,10 @@ class Scheduler:
     def req_ids(self) -> list[str]:
         """Ids of the requests that have not ended, held ones among them."""
         return list(self._requests)
+
+    def watch_cache(self) -> KVEvents:
+        """Have all events of the prefix cache collected from now on."""
+        return KVEvents(self.kv, self._requests)
 
     @property
     def adapters(self) -> set[str]:

@@ -34,6 +34,7 @@ from pagoda.core.scheduler import Scheduler
 from pagoda.engine.adapters import EngineAdapters
 from pagoda.engine.executor import Executor, StartedStep
 from pagoda.engine.kv_disk import KeptPrefixes
+from pagoda.engine.kv_publisher import KVPublisher
 from pagoda.planner.resolved import NO_ADAPTERS, ResolvedAdapters
 
 log = get_logger(__name__)
@@ -69,15 +70,17 @@ class EngineCore:
         grammars: Grammars | None = None,
         when_idle: Callable[[], bool] = lambda: False,
         prefixes: KeptPrefixes | None = None,
+        kv_publisher: KVPublisher | None = None,
         adapters: ResolvedAdapters = NO_ADAPTERS,
     ):
-        """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached;
-        `adapters` is what the executor has room for."""
+        """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached, and
+        `kv_publisher` tells routers of it; `adapters` is what the executor has room for."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._when_idle = when_idle
         self._prefixes = prefixes
+        self._kv_publisher = kv_publisher
         self.adapters = EngineAdapters(
             adapters,
             lambda slot, identity, parts: executor.load_adapter(slot, identity, parts),
@@ -112,7 +115,10 @@ class EngineCore:
         elif isinstance(message, AbortRequests):
             self._deltas += self.scheduler.abort(message.req_ids)
         elif isinstance(message, Utility):
-            return self._call(message)
+            result = self._call(message)
+            if self._kv_publisher is not None:
+                self._kv_publisher.flush()
+            return result
         elif isinstance(message, Shutdown):
             raise TypeError("Shutdown belongs to the loop around EngineCore.")
         return None
@@ -138,6 +144,8 @@ class EngineCore:
             deltas.others[:0], self._deltas = self._deltas, []
         if self._prefixes is not None:
             self._prefixes.write_back(False)
+        if self._kv_publisher is not None:
+            self._kv_publisher.flush()
         self._step_seconds += time.perf_counter() - begun
         return deltas
 
@@ -167,6 +175,8 @@ class EngineCore:
             self._in_flight.popleft().started.wait()
         if self._prefixes is not None:
             self._prefixes.close()
+        if self._kv_publisher is not None:
+            self._kv_publisher.close()
         self.executor.shutdown()
 
     def _sleep(self) -> None:

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
-from pagoda.core.kvcache.manager import CachedBlock, KVCacheManager
+from pagoda.core.kvcache.hit import CachedBlock
+from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.kvcache.spec import KVGroupSpec, KVLayout
 from pagoda.engine.kv_journal import MAGIC, Bytes, Entry, Journal
 from pagoda.planner.resolved import ResolvedModel

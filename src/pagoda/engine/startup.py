@@ -20,6 +20,7 @@ from pagoda.core.scheduler import Scheduler, SchedulerLimits
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
+from pagoda.engine.kv_publisher import KVPublisher
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksBlocks, RanksExecutor, start_ranks
 from pagoda.engine.ranks.link import RankPool, RankSetup
@@ -153,6 +154,9 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         adapters=adapters,
     )
     scheduler = _make_scheduler(resolution, spec)
+    # Before anything is in the cache.
+    events = start.config.cache.kv_events
+    publisher = KVPublisher(events, scheduler.watch_cache().take) if events.publishes else None
     prefixes = _kept_prefixes(start, resolution, scheduler.kv, runner)
     core = EngineCore(
         scheduler,
@@ -162,6 +166,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         if ranks is None
         else partial(ranks.together, runner.work_ahead),
         prefixes=prefixes,
+        kv_publisher=publisher,
         adapters=resolution.config.adapters,
     )
     with phases.timed("load adapters") if adapters is not None else nullcontext():

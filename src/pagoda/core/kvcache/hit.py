@@ -1,12 +1,18 @@
-"""What was found of a prompt in the prefix cache."""
+"""Blocks of the prefix cache, and what was found there of a prompt."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pagoda.core.kvcache.host_tier import HostBlock
 
 Miss = Literal["new", "evicted", "no_state"]
 """No request computed a block with this content behind this prefix, or it made room for others."""
+
+
+class CachedBlock(NamedTuple):
+    group: int
+    hash: bytes
+    block: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pagoda.core.kvcache.layout import SlabLayout
 from pagoda.core.kvcache.pools import BlockPools
 from pagoda.core.kvcache.prefix_cache import PrefixCache
 from pagoda.core.kvcache.spec import GroupSpec
+from pagoda.core.kvcache.watcher import HostWatcher
 from pagoda.core.plan import BlockCopy
 
 
@@ -34,6 +35,11 @@ class HostTier:
         self._orders: list[BlockCopy] = []
         self._coming: dict[tuple[int, int], bytes] = {}
         """Hashes of slots that are held until the copy into them is known to be done."""
+        self._watcher: HostWatcher | None = None
+
+    def watch(self, watcher: HostWatcher) -> None:
+        """Have somebody told of what can be fetched."""
+        self._watcher = self._cache.watcher = watcher
 
     def slot_of(self, group: int, block_hash: bytes) -> int | None:
         return self._cache.block_of(group, block_hash)
@@ -53,6 +59,8 @@ class HostTier:
         if found is None:
             return
         self._coming[group, found[0]] = block_hash
+        if self._watcher is not None:
+            self._watcher.coming(group, block_hash)
         self._orders.append(BlockCopy(group, block, found[0], to_host=True))
 
     def fetch(self, group: int, slot: int, block: int) -> None:
@@ -82,12 +90,16 @@ class HostTier:
             block_hash = self._coming.pop(key)
             if done and block_hash:
                 self._cache.insert(order.group, block_hash, order.slot)
+            if block_hash and self._watcher is not None:
+                self._watcher.came(order.group, block_hash)
             self._pools.release(order.group, (order.slot,))
 
     def forget(self) -> None:
         """Forget all blocks, those whose copies are not yet done included."""
         waiting = {(order.group, order.slot) for order in self._orders if order.to_host}
-        for key in self._coming:
+        for key, block_hash in self._coming.items():
+            if block_hash and self._watcher is not None:
+                self._watcher.came(key[0], block_hash)
             self._coming[key] = b""  # what comes is known under no name
         for group, slot in waiting:
             del self._coming[group, slot]

@@ -2,12 +2,11 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
 
 from pagoda.base.errors import CapacityError
 from pagoda.core.kvcache.block_pool import NULL_BLOCK
 from pagoda.core.kvcache.checkpoints import MOST_SHARE, REPLY_INTERVAL, wanted_positions
-from pagoda.core.kvcache.hit import Miss, PrefixHit
+from pagoda.core.kvcache.hit import CachedBlock, Miss, PrefixHit
 from pagoda.core.kvcache.host_tier import HostBlock, HostTier
 from pagoda.core.kvcache.integrity import check_blocks
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required
@@ -15,13 +14,8 @@ from pagoda.core.kvcache.pools import BlockPools
 from pagoda.core.kvcache.prefix_cache import PrefixCache
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.kvcache.tables import BlockTables, KeptState
+from pagoda.core.kvcache.watcher import CacheWatcher
 from pagoda.core.messages import Tiers
-
-
-class CachedBlock(NamedTuple):
-    group: int
-    hash: bytes
-    block: int
 
 
 class KVCacheManager:
@@ -61,6 +55,7 @@ class KVCacheManager:
         self.on_cached: Callable[[CachedBlock, bytes], object] = lambda block, parent: None
         """Told of each block that is computed and in the prefix cache, with the hash of the one
         before it (empty where there is none)."""
+        self.watcher: CacheWatcher | None = None
         self._open: dict[int, BlockTables] = {}
         attention = attention_groups(groups)
         self._num_attention = len(attention)
@@ -76,6 +71,11 @@ class KVCacheManager:
         sizes = self.layout.block_bytes
         self.unit_bytes = sum(sizes[: len(attention)]) or 1
         """Bytes of one block in every attention group."""
+
+    def watch(self, watcher: CacheWatcher) -> None:
+        """Have somebody told of what comes into the prefix cache from now on, and of what goes."""
+        self.watcher, self._cache.watcher = watcher, watcher.pool
+        self.host.watch(watcher.host)
 
     @property
     def total_bytes(self) -> int:
@@ -348,7 +348,7 @@ class KVCacheManager:
         for index in range(tables.num_cached, last):
             for group, table in enumerate(tables.tables):
                 if table[index] != NULL_BLOCK:
-                    self._insert(group, hashes, index, table[index])
+                    self._insert(tables, group, hashes, index, table[index])
         tables.num_cached = max(tables.num_cached, last)
         if self._windows:
             self._free_passed(tables, num_computed)
@@ -366,7 +366,7 @@ class KVCacheManager:
                 waiting.append(kept)
                 continue
             if index < len(hashes):
-                self._insert(group, hashes, index, kept.block)
+                self._insert(tables, group, hashes, index, kept.block)
             self._pools.release(group, (kept.block,))
             tables.held[group] -= 1
             if kept.rolling and kept.block in self._cache.hash_of[group]:
@@ -375,8 +375,12 @@ class KVCacheManager:
                 tables.latest = (hashes[index], kept.block)
         tables.kept = waiting
 
-    def _insert(self, group: int, hashes: Sequence[bytes], index: int, block: int) -> None:
+    def _insert(
+        self, tables: BlockTables, group: int, hashes: Sequence[bytes], index: int, block: int
+    ) -> None:
         self._cache.insert(group, hashes[index], block)
+        if self.watcher is not None:
+            self.watcher.name(tables.owner, hashes, index)
         parent = hashes[index - 1] if index else b""
         self.on_cached(CachedBlock(group, hashes[index], block), parent)
 
@@ -470,7 +474,10 @@ class KVCacheManager:
         cached block is left."""
         self.empty_pool()
         self.host.forget()
-        return not any(self._cache.hash_of)
+        is_empty = not any(self._cache.hash_of)
+        if is_empty and self.watcher is not None:
+            self.watcher.cleared()
+        return is_empty
 
     def empty_pool(self) -> None:
         """Have all that nobody holds evicted."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pagoda.core.kvcache.block_pool import NULL_BLOCK
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec, StateGroupSpec
+from pagoda.core.kvcache.watcher import TierWatcher
 
 # Hashes of evicted blocks that are remembered, to tell what was forgotten from what is new: 3 MB.
 _MAX_EVICTED = 1 << 15
@@ -39,12 +40,16 @@ class PrefixCache:
         """Told of each block that is evicted, while it still holds its content."""
         self.is_elsewhere: Callable[[int, bytes], bool] = lambda group, block_hash: False
         """Whether a block of a group can be fetched from another memory."""
+        self.watcher: TierWatcher | None = None
 
     def insert(self, group: int, block_hash: bytes, block: int) -> None:
         """Remember a block; where another block already has this content, that one stays."""
+        is_new = block_hash not in self._block_of[group]
         if self._block_of[group].setdefault(block_hash, block) == block:
             self.hash_of[group][block] = block_hash
             self.from_disk.discard(block_hash)
+            if is_new and self.watcher is not None:
+                self.watcher.stored(group, block_hash)
 
     def has(self, group: int, block_hash: bytes) -> bool:
         return block_hash in self._block_of[group]
@@ -61,6 +66,8 @@ class PrefixCache:
                 del self._block_of[group][block_hash]
                 if not worthless:
                     self.on_evict(group, block_hash, block)
+                if self.watcher is not None:
+                    self.watcher.removed(group, block_hash)
                 self._evicted[block_hash] = None
                 if len(self._evicted) > _MAX_EVICTED:
                     self._evicted.popitem(last=False)

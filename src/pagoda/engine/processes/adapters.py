@@ -73,7 +73,7 @@ class KnownAdapters:
                 raise RequestError(
                     f"{model!r} is an adapter itself; ask for its model to set scales.", "lora"
                 )
-            request.adapter = named.identity
+            request.adapter, request.adapter_name = named.identity, model
             return
         if scales is None:
             chosen = {index: each.scale for index, each in enumerate(self.listed)}

@@ -57,8 +57,13 @@ def model_entries(
         parse_ref(model)  # what can be nothing is said now, not at the first request
         wanted.append(((name or model,), model))
     wanted += [((name,), path) for name, path in found.items()]
-    # Adapters that flags name are the first model's; others have room for such as are loaded.
-    alone = replace(config, adapters=config.adapters.unnamed)
+    # Adapters that flags name are the first model's, and so are the ports that tell of its cache;
+    # others have room for adapters that are loaded.
+    alone = replace(
+        config,
+        adapters=config.adapters.unnamed,
+        cache=replace(config.cache, kv_events_config={}),
+    )
     entries = [
         model_entry(config if index == 0 else alone, names, model, pinned)
         for index, (names, model) in enumerate(wanted)

@@ -81,7 +81,9 @@ _INSTEAD: dict[str, tuple[str, ...]] = {
         "POST /release_kv_cache_memory", "POST /pause", "POST /resume", "GET /is_paused",
     ),
     "Use /inference/v1/abort_requests.": ("POST /abort_requests",),
-    "Events of the cache are not published; /metrics counts its hits.": ("GET /kv_event_sources",),
+    "KV events come from the endpoint that --kv-events-config names (docs/routers.md).": (
+        "GET /kv_event_sources",
+    ),
 }  # fmt: skip
 UNSERVED = {route: advice for advice, routes in _INSTEAD.items() for route in routes}
 
