@@ -40,6 +40,7 @@ class FakeEngine:
         self.asleep = False
         self.adapters = KnownAdapters(config.adapters)
         self.pid = "self"
+        self.engines = [self]
         assert self.name not in FakeEngine.alive, "a model has one engine"
         FakeEngine.alive.add(self.name)
         FakeEngine.launches.append((self.name, room))

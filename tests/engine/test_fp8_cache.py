@@ -77,7 +77,7 @@ def model(tmp_path_factory):
 def gpu(monkeypatch, tmp_path) -> FakeGpu:
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path / "cache"))
     gpu = FakeGpu()
-    monkeypatch.setattr(devices, "make_device", lambda name: gpu)
+    monkeypatch.setattr(devices, "make_device", lambda name, index: gpu)
     return gpu
 
 

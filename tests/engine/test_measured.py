@@ -7,9 +7,11 @@ import pytest
 
 from pagoda.base.errors import CapacityError
 from pagoda.base.facts import DeviceFacts
-from pagoda.config.engine import CacheConfig, DeviceConfig, SchedulerConfig
+from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig
 from pagoda.core.messages import AddRequest
 from pagoda.core.sampling import SamplingParams
+from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.replicas.launch import parts_of
 from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
 from pagoda.runtime.device import CpuDevice
@@ -60,7 +62,7 @@ class FakeGpu(CpuDevice):
 def gpu(monkeypatch, tmp_path) -> FakeGpu:
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path))
     gpu = FakeGpu()
-    monkeypatch.setattr(devices, "make_device", lambda name: gpu)
+    monkeypatch.setattr(devices, "make_device", lambda name, index: gpu)
     return gpu
 
 
@@ -96,6 +98,16 @@ def test_a_second_start_skips_the_profile(config, gpu):
     assert again.num_blocks == first.num_blocks
     start(replace(config, scheduler=SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=64)))
     assert gpu.profiled == 2
+
+
+def test_a_replica_loads_on_a_gpu_of_its_own(config, gpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(devices, "make_device", lambda *args: asked.append(args) or gpu)
+    parallel = ParallelConfig(data_parallel_size=3)
+    room = parts_of(MemoryRoom(), replace(config, parallel=parallel))[2]
+    core, _ = start_engine(replace(config, parallel=parallel), lambda message: None, room=room)
+    core.shutdown()
+    assert asked == [("cuda", 2)]
 
 
 def test_a_damaged_profile_is_made_again(config, gpu, tmp_path):

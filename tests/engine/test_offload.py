@@ -52,7 +52,7 @@ def tiny(request, config, tmp_path, monkeypatch):  # noqa: F811  # the fixture
 
 
 def start(asked, gpu, monkeypatch):
-    monkeypatch.setattr(devices, "make_device", lambda name: gpu)
+    monkeypatch.setattr(devices, "make_device", lambda name, index: gpu)
     return start_engine(asked, lambda message: None)
 
 

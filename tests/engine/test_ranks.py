@@ -426,6 +426,10 @@ def test_gpus_are_counted_and_the_fullest_one_decides(fakes):
     config, least = ranks.share(config_of(ROOT, 3), facts, 3)
     assert config == config_of(ROOT, 3)
     assert (least.free_memory, least.total_memory, least.num_threads) == (1, 1, 8)
+    second = replace(config_of(ROOT, 3), parallel=ParallelConfig(3, data_parallel_size=2))
+    with pytest.raises(ConfigError, match="-size 3 with --data-parallel-size 2 needs 6 GPUs"):
+        ranks.share(second, facts, 5, 3)
+    assert ranks.share(second, facts, 6, 3)[0] == second
 
 
 def test_a_cpu_is_shared(fakes, caplog):

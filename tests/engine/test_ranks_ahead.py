@@ -46,7 +46,7 @@ def core(reference, gpu, tmp_path_factory) -> Iterator[EngineCore]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         patch.setattr(captured, "_SHARE", 1e9)
-        patch.setattr(devices, "make_device", lambda name: gpu)
+        patch.setattr(devices, "make_device", lambda name, index: gpu)
         patch.setattr(ranks, "Ranks", partial(ranks.Ranks, module="tests.engine.gpu_rank"))
         cache = replace(config.cache, block_size=16)  # by default a GPU's are larger
         config = replace(config, device=DeviceConfig("cuda"), cache=cache)

@@ -43,7 +43,7 @@ def begin(model, monkeypatch, tmp_path):
 
     def start():
         gpu = PlayedGpu()
-        monkeypatch.setattr(devices, "make_device", lambda name: gpu)
+        monkeypatch.setattr(devices, "make_device", lambda name, index: gpu)
         core, ready = start_engine(config, lambda message: None)
         cores.append(core)
         return core, ready, gpu

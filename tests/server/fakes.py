@@ -170,6 +170,10 @@ class FakeClient:
     queue: QueueLimit = field(default_factory=lambda: QueueLimit(SchedulerConfig()))
 
     @property
+    def engines(self) -> list["FakeClient"]:
+        return [self]
+
+    @property
     def num_running(self) -> int:
         return len(self.running)
 

@@ -76,6 +76,40 @@ def test_metrics(start) -> None:
     assert found["vllm:request_max_num_generation_tokens_count", ""] == 2
 
 
+class Second(FakeClient):
+    """Two replicas, of which the second answers all."""
+
+    @property
+    def engines(self) -> list[FakeClient]:
+        return [FakeClient(), self]
+
+    def deltas(self, request: AddRequest) -> list[RequestDelta]:
+        deltas = super().deltas(request)
+        for delta in deltas:
+            delta.engine = 1
+        return deltas
+
+
+def test_requests_count_at_the_engine_that_answers(start) -> None:
+    server = start(Second())
+    server.chat()
+    server.chat(stream=True, max_tokens=3, n=2)
+    found = {
+        (sample.name.removeprefix("vllm:"), sample.labels["engine"]): sample.value
+        for family in text_string_to_metric_families(server.http.get("/metrics").text)
+        for sample in family.samples
+        if sample.labels.get("finished_reason", "length") == "length" and "engine" in sample.labels
+    }
+    assert found["request_success_total", "1"] == 2
+    for name, count in (
+        ("e2e_request_latency_seconds_count", 3), ("time_to_first_token_seconds_count", 3),
+        ("request_generation_tokens_count", 3), ("request_max_num_generation_tokens_count", 2),
+    ):  # fmt: skip
+        assert (found[name, "0"], found[name, "1"]) == (0, count), name
+    assert found["prompt_tokens_total", "0"] == 0 < found["prompt_tokens_total", "1"]
+    assert {engine for name, engine in found if name == "num_requests_running"} == {"0", "1"}
+
+
 def test_what_the_engine_counts(start) -> None:
     steps = [0] * 14
     steps[0], steps[3], steps[13] = 2, 1, 1  # of 1, 1, 20 and 20,000 tokens

@@ -9,7 +9,12 @@ _SAMPLERS = [name.replace("_", "-") for name in _ORDER]
 ONE_DEVICE = Fact(
     "only --tensor-parallel-size spreads a model over devices",
     has=("--tensor-parallel-size",),
-    lacks=("data_parallel", "context_parallel", "expert_parallel", "eplb", "node", "rpc", "ray"),
+    lacks=("context_parallel", "expert_parallel", "eplb", "node", "rpc", "ray"),
+)
+REPLICAS = Fact(
+    "the engines of --data-parallel-size run on one machine, behind one server",
+    has=("--data-parallel-size",),
+    lacks=("parallel_rank", "parallel_address", "parallel_backend", "parallel_hybrid"),
 )
 ONE_PROCESS = Fact("one server process answers all requests", lacks=("server_count", "http_thread"))
 ONE_ENGINE = Fact(

@@ -123,15 +123,14 @@ _MODEL = (
 )  # fmt: skip
 
 _PARALLEL = (
-    Compat("--data-parallel-size -dp", "v", "refused", facts.ONE_DEVICE, ("1",)),
-    Compat("--data-parallel-size-local -dpl", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-rank -dpn", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-start-rank -dpr", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-address -dpa", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-rpc-port -dpp", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-backend -dpb", "v", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-hybrid-lb -dph", "-", "none", facts.ONE_DEVICE),
-    Compat("--data-parallel-external-lb -dpe", "-", "none", facts.ONE_DEVICE),
+    Compat("--data-parallel-size-local -dpl", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-rank -dpn", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-start-rank -dpr", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-address -dpa", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-rpc-port -dpp", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-backend -dpb", "v", "none", facts.REPLICAS),
+    Compat("--data-parallel-hybrid-lb -dph", "-", "none", facts.REPLICAS),
+    Compat("--data-parallel-external-lb -dpe", "-", "none", facts.REPLICAS),
     Compat("--decode-context-parallel-size -dcp", "v", "refused", facts.ONE_DEVICE, ("1",)),
     Compat("--prefill-context-parallel-size -pcp", "v", "refused", facts.ONE_DEVICE, ("1",)),
     Compat("--enable-expert-parallel -ep", "-", "none",

@@ -328,6 +328,16 @@ class ParallelConfig(Options):
     pipeline_parallel_size: int = option(
         1, "Devices the layers are spread over.", aliases=("-pp", "--pp"), bounds=_AT_LEAST_1
     )
+    data_parallel_size: int = option(
+        1, "Engines with the whole model, each a process; requests are dealt out among them.",
+        aliases=("-dp",), bounds=_AT_LEAST_1,
+    )  # fmt: skip
+
+    @property
+    def num_devices(self) -> int:
+        """Those of all engines: GPUs, or processes that share a CPU."""
+        size = self.tensor_parallel_size * self.pipeline_parallel_size
+        return size * self.data_parallel_size
 
 
 @dataclass(frozen=True)

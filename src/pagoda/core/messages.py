@@ -159,6 +159,8 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """Guessed tokens that were verified, in the request so far."""
     num_accepted_tokens: int = 0
     """Those of them that came true."""
+    engine: int | None = None
+    """Which of a model's replicas it is from, which its client notes."""
 
 
 def is_progress(delta: RequestDelta) -> bool:

@@ -20,7 +20,7 @@ from pagoda.doctor.ways import Guesses
 from pagoda.planner.devices.addresses import check_addresses
 from pagoda.planner.devices.speed import DeviceSpeed
 from pagoda.planner.memory.pool import cache_is_chosen
-from pagoda.planner.parallel import can_split, machine_part
+from pagoda.planner.parallel import can_split, machine_part, replica_part
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolve import Resolution, resolve
 
@@ -51,6 +51,11 @@ class UsersAnswer:
     """How many users of that length fit; 0 where the model alone does not fit."""
     longest: int
     """Tokens for each of that many."""
+
+    def of_all(self, users: Users, engines: int) -> "UsersAnswer":
+        """That of several engines, where this is that of one."""
+        needed, most = self.needed * engines, self.most_users * engines
+        return replace(self, users=users, needed=needed, most_users=most)
 
 
 @dataclass(frozen=True)
@@ -161,9 +166,12 @@ def _answer_on(
     config = replace(asked, device=replace(asked.device, device=hardware.facts.device))
     found = None
     if users is not None:
-        config = _for_users(config, users, choices)
-        found = _users_answer(config, subject, hardware, users)
+        engines = config.parallel.data_parallel_size
+        part = replace(users, count=-(-users.count // engines))
+        config = _for_users(config, part, choices)
+        found = _users_answer(config, subject, hardware, part)
         config = _with_room(config, subject, hardware, found, choices)
+        found = found.of_all(users, engines)
     notes = plan_notes(subject, hardware, config, chosen=chosen is not None)
     made = Answer(
         subject, hardware, asked, config, tuple(choices), None, users=found, findings=notes
@@ -181,8 +189,8 @@ def _answer_on(
 
 
 def resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Resolution:
-    """The plan of one device, or of one of the processes that share a CPU."""
-    facts = hardware.facts
+    """The plan of one device, or of one of the processes (ranks, replicas) that share a CPU."""
+    config, facts = replica_part(config, hardware.facts)
     if facts.device == "cpu":
         config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
     return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
@@ -202,21 +210,23 @@ def _speeds(made: Answer, resolution: Resolution, measured: DeviceSpeed | None) 
     context = asked if isinstance(asked, int) else _USUAL_CONTEXT
     context = context if users is None else users.users.tokens
     context = min(resolution.plan.max_model_len, context)
-    count = 1 if users is None else users.users.count
+    engines = made.config.parallel.data_parallel_size
+    count = 1 if users is None else -(-users.users.count // engines)
     return speeds_of(made.subject, resolution, made.hardware, measured, context, count)
 
 
 def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
     """As many as the flags say; ConfigError for more than there are."""
-    parallel = config.parallel
-    wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    parallel, wanted = config.parallel, config.parallel.num_devices
     if wanted > hardware.count and hardware.facts.device != "cpu":
         name = hardware.facts.name if hardware.gpu is None else hardware.gpu.name
         where, fix = "are named by --gpu", f"write --gpu {name}x{wanted}, or lower it"
         if hardware.here:
             where, fix = "are here", f"lower it, or plan for --gpu {name}x{wanted}"
+        engines = parallel.data_parallel_size
+        times = f"--data-parallel-size {engines} times " if engines > 1 else ""
         raise ConfigError(
-            f"--tensor-parallel-size {parallel.tensor_parallel_size} times "
+            f"{times}--tensor-parallel-size {parallel.tensor_parallel_size} times "
             f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices, and "
             f"{hardware.count} {where}; {fix}."
         )

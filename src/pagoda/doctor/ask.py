@@ -35,9 +35,7 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        parallel = config.parallel
-        wanted = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
+        hardware = None if args.gpu is None else elsewhere(args.gpu, config.parallel.num_devices)
         return cls(config, hardware, users)
 
 

@@ -106,6 +106,7 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
             for row in plan.rows()
         ]
         found["memory_total"] = plan.total
+        found["engines"] = answer.config.parallel.data_parallel_size
         found["host_memory"] = plan.placement.nbytes - plan.on_disk
         found["disk"] = plan.on_disk
         found["kv_tokens"] = plan.kv_tokens
@@ -143,10 +144,14 @@ def heading(answer: Answer) -> list[str]:
 
 
 def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
-    per = " per device" if answer.config.parallel.tensor_parallel_size > 1 else ""
-    out = [f"memory{per}"]
+    parallel = answer.config.parallel
+    each = "device" if parallel.tensor_parallel_size > 1 else "engine"
+    out = [f"memory per {each}" if parallel.num_devices > 1 else "memory"]
     out += [_memory_row(answer, row) for row in plan.rows()]
     out.append(f"  {'together':<14}{format_bytes(plan.total):>12}")
+    if parallel.data_parallel_size > 1:
+        total = format_bytes(plan.total * parallel.num_devices)
+        out.append(f"  {f'{parallel.data_parallel_size} engines':<14}{total:>12}")
     return out + [_memory_row(answer, row) for row in plan.host_rows()]
 
 
@@ -170,8 +175,9 @@ def _exactness(answer: Answer, item: str) -> str:
 def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
     if not plan.groups:
         return []
+    per = " in each engine" if answer.config.parallel.data_parallel_size > 1 else ""
     out = [
-        f"room: {plan.kv_tokens:,} tokens of {format_bytes(plan.kv_bytes_per_token)} each; "
+        f"room{per}: {plan.kv_tokens:,} tokens of {format_bytes(plan.kv_bytes_per_token)} each; "
         f"{_requests(plan.concurrency)} of {plan.max_model_len:,} tokens at once"
     ]
     if answer.users is not None:

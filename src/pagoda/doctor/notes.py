@@ -26,11 +26,12 @@ def plan_notes(
 def _devices(
     subject: Subject, hardware: Hardware, config: EngineConfig, chosen: bool
 ) -> Iterator[Finding]:
-    size = config.parallel.tensor_parallel_size
-    used = size * config.parallel.pipeline_parallel_size
+    used, engines = config.parallel.num_devices, config.parallel.data_parallel_size
     if hardware.facts.device == "cpu":
-        if size > 1:
-            text = f"{size} processes share the cores and the memory of one machine"
+        if used > 1:
+            text = f"{used} processes share the cores and the memory of one machine"
+            if engines > 1:
+                text += "; each engine has its own copy of the weights"
             yield Finding("devices", "WARN", text, "One process is faster.")
         return
     idle = hardware.count - used
@@ -38,7 +39,11 @@ def _devices(
         return
     text = f"{idle} of {hardware.count} GPUs stay{'s' * (idle == 1)} idle"
     most = most_ranks(subject.spec, subject.rounded(config.model.quantization), hardware.count)
-    if used < most and chosen:
+    if engines > 1 and idle >= used // engines:
+        fix = f"--data-parallel-size {hardware.count // (used // engines)} uses more of them."
+    elif engines > 1:
+        fix = "They are too few for another engine."
+    elif used < most and chosen:
         fix = "More of them would be slower; further servers can have the others."
     elif used < most:
         fix = f"--tensor-parallel-size {most} uses {most} of them."

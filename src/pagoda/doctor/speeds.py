@@ -86,7 +86,8 @@ def device_speeds(
     if hardware.gpu is not None:
         own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
         return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
-    if measured is None or hardware.facts.device != "cpu" or ranks > 1:
+    shared = ranks * resolution.config.parallel.data_parallel_size
+    if measured is None or hardware.facts.device != "cpu" or shared > 1:
         return ()
     return () if resolution.plan.on_disk and measured.disk is None else (measured,)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeGuard
 
-from pagoda.base.errors import ContextLengthError, RequestError
+from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.lora import LoRARequest
 from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
@@ -75,6 +75,11 @@ class LLM:
         # Nobody reads along here, so that prompts need not wait for replies.
         options = {"max_step_ms": 0, **options}
         config = engine_config({"model": model, "tokenizer": tokenizer, **options})
+        if config.parallel.data_parallel_size > 1:
+            raise ConfigError(
+                "LLM() runs one engine in this process; `pagoda serve --data-parallel-size` runs "
+                "several."
+            )
         self._config = replace(config, model=fetch_model(config.model))
         self._text = load_text_side(self._config.model)
         display, watchdog = StartupDisplay(), Watchdog()

@@ -43,6 +43,7 @@ from pagoda.kernels import cpu
 from pagoda.planner.draft_model import beside
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
+from pagoda.planner.parallel import replica_part
 from pagoda.planner.resolve import Resolution, device_name
 from pagoda.planner.speculation import with_draft_head
 from pagoda.text.media.base import Processor
@@ -114,11 +115,15 @@ class _Start:
 
 def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, EngineReady]:
     spec, phases, ranks = start.spec, start.phases, start.ranks
-    facts, device = _find_device(start)
+    first_gpu = 0 if room is None else room.first_gpu
+    facts, device = _find_device(start, first_gpu)
+    config, part = replica_part(start.config, facts)
+    # Other replicas may have taken their parts of what was free; the room says this one's.
+    start, facts = replace(start, config=config), replace(part, free_memory=facts.free_memory)
     if ranks is not None:
         with phases.timed("start ranks"):
             num_devices = 1 if device is None else device.count
-            config, facts = ranks.share(start.config, facts, num_devices)
+            config, facts = ranks.share(start.config, facts, num_devices, first_gpu)
             start = replace(start, config=config)
     with phases.timed("plan"):
         resolution = plan_engine(start.config, start.files, spec, facts, room, start.draft)
@@ -127,7 +132,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         log.warning("%s", speed_of_disk(resolution, start.files, spec))
     if ranks is not None:
         ranks.load(_rank_setup(resolution))
-    device = _with_threads(device or start.import_torch().make_device("cpu"), start, resolution)
+    device = _with_threads(device or start.import_torch().make_device("cpu", 0), start, resolution)
     model = _load(start, device, resolution)
     draft_model = _load_draft_model(start, device, resolution)
     _compile_ahead(start, device, resolution, model)
@@ -232,14 +237,14 @@ def _read_headers(config: EngineConfig, phases: Phases) -> tuple[ModelFiles, Mod
         return files, spec_of(files, model)
 
 
-def _find_device(start: _Start) -> "tuple[DeviceFacts, Device | None]":
+def _find_device(start: _Start, first_gpu: int) -> "tuple[DeviceFacts, Device | None]":
     """Facts of the device; a plain CPU's are known without waiting for torch."""
     name = device_name(start.config.device.device, lambda: start.import_torch().has_gpu())
     if name != start.config.device.device:
         log.info("Device %s is %s.", start.config.device.device, name)
     if name == "cpu":
         return cpu.device_facts(), None
-    device = start.import_torch().make_device(name)
+    device = start.import_torch().make_device(name, first_gpu)
     return device.facts(), device
 
 

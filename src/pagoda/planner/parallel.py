@@ -85,7 +85,7 @@ def most_ranks(spec: ModelSpec, tensors: Mapping[str, TensorInfo], count: int) -
 def machine_part(
     config: EngineConfig, facts: DeviceFacts, size: int
 ) -> tuple[EngineConfig, DeviceFacts]:
-    """One of `size` equal parts of a machine; `--threads` counts those of all ranks."""
+    """One of `size` equal parts of a machine; `--threads` counts those of all of them."""
     threads = config.device.threads
     if isinstance(threads, int):
         device = replace(config.device, threads=max(1, threads // size))
@@ -97,6 +97,19 @@ def machine_part(
         num_threads=max(1, facts.num_threads // size),
         nodes=(),
     )
+
+
+def replica_part(config: EngineConfig, facts: DeviceFacts) -> tuple[EngineConfig, DeviceFacts]:
+    """What one of several replicas may count on: a part of a CPU, or GPUs of its own and a part of
+    their host."""
+    size = config.parallel.data_parallel_size
+    if size == 1:
+        return config, facts
+    config, part = machine_part(config, facts, size)
+    if facts.device == "cpu":
+        return config, part
+    host = None if facts.host_memory is None else facts.host_memory // size
+    return config, replace(facts, num_threads=part.num_threads, host_memory=host)
 
 
 @cache  # a model has many layers and few kinds of them

@@ -200,8 +200,8 @@ class CudaDevice(Device):
         self.count = torch.cuda.device_count()
         if index >= self.count:
             raise ConfigError(
-                f"There is no GPU {index}; torch finds {self.count}. Lower --tensor-parallel-size, "
-                "or check CUDA_VISIBLE_DEVICES."
+                f"There is no GPU {index}; torch finds {self.count}. Lower --tensor-parallel-size "
+                "or --data-parallel-size, or check CUDA_VISIBLE_DEVICES."
             )
         # Kernels run on the current device, whatever their tensors are on.
         torch.cuda.set_device(index)

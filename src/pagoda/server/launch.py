@@ -16,11 +16,11 @@ from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.mcp import read_mcp_config
 from pagoda.config.server import ServerConfig, configured_keys
-from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.spawn import Spawner, spawn
 from pagoda.engine.processes.supervision import SupervisionLimits
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.processes.watchdog import Watchdog
+from pagoda.engine.replicas.launch import Engine, launch
 from pagoda.engine.served.text_side import fetch_model
 from pagoda.planner.planned import Advice
 from pagoda.server.http.listen import listening
@@ -34,7 +34,7 @@ _LEAST_SECONDS = 0.1
 _MAX_DESCRIPTORS = 65536
 
 
-Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], EngineClient]
+Launcher = Callable[[EngineConfig, ServerConfig, MemoryRoom | None], Engine]
 # From one ASGI application to another; naming their type would import starlette.
 Wrap = Callable[[Any], Any]
 Advise = Callable[[PagodaError], Sequence[str]]
@@ -140,8 +140,8 @@ def _launch(
     engine_config: EngineConfig,
     server_config: ServerConfig,
     room: MemoryRoom | None,
-) -> EngineClient:
-    return EngineClient.launch(
+) -> Engine:
+    return launch(
         engine_config,
         log_level=server_config.log_level,
         log_format=server_config.log_format,

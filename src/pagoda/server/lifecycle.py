@@ -21,8 +21,8 @@ from pagoda.config.server import ServerConfig, configured_keys
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
-from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.watchdog import situation
+from pagoda.engine.replicas.launch import Engine
 from pagoda.engine.served.fleet import Fleet
 from pagoda.engine.served.model import ServedModel, both_sides
 from pagoda.engine.served.text_side import TextSide, load_text_side
@@ -64,7 +64,7 @@ class Lifecycle:
     def __init__(
         self,
         listener: socket.socket,
-        client: EngineClient,
+        client: Engine,
         fleet: Fleet,
         config: ServerConfig,
         tls: ssl.SSLContext | None = None,

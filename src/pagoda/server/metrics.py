@@ -5,7 +5,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -29,7 +29,6 @@ Models = Callable[[], list[ServedModel]]
 TICK = 0.1
 """Seconds after which uvicorn's loop looks around, and the lag is measured."""
 _LABELS = ("model_name", "engine")
-_ENGINE = "0"
 
 _SECONDS_LONG = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
@@ -90,11 +89,12 @@ def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str
     return list(zip(names, accumulate(counts), strict=True))
 
 
-class ModelMetrics:
-    """What is counted of one model: label look-ups are done once, not per token."""
+class EngineMetrics:
+    """What is counted of the requests at one engine: label look-ups are done once, not per
+    token."""
 
-    def __init__(self, registry: "Metrics", name: str):
-        labels = (name, _ENGINE)
+    def __init__(self, registry: "Metrics", *labels: str):
+        self.labels = labels
         self.histogram = {key: Buckets(bounds) for key, (_, bounds) in _HISTOGRAMS.items()}
         self.finished = {r: registry.success.labels(*labels, r) for r in _FINISH_REASONS}
         self.prompt_tokens = registry.prompt_tokens.labels(*labels)
@@ -103,10 +103,18 @@ class ModelMetrics:
             source: registry.prompt_by_source.labels(*labels, source)
             for source in ("local_compute", "local_cache_hit")
         }
-        self._parsed = partial(registry.tool_parsing.labels, *labels)
+
+
+class ModelMetrics:
+    """Those of a model's engines."""
+
+    def __init__(self, registry: "Metrics", name: str, num_engines: int):
+        self.engines = [EngineMetrics(registry, name, str(index)) for index in range(num_engines)]
+        self._parsed = partial(registry.tool_parsing.labels, *self.engines[0].labels)
 
     def count_tool_parsing(self, route: str, *, streamed: bool, called: bool) -> None:
-        """A choice of a request that offered tools is complete."""
+        """A choice of a request that offered tools is complete. The server parses, whichever
+        engine wrote it."""
         mode = "streaming" if streamed else "non_streaming"
         self._parsed("tool_call" if called else "no_tool_call", mode, route).inc()
 
@@ -121,7 +129,10 @@ class Metrics:
         self._models: dict[str, ModelMetrics] = {}
         self.registry.register(_HistogramCollector(self._models))
         self.registry.register(
-            LlamaCollector(lambda: [served.client.stats for served in models()], self._seconds)
+            LlamaCollector(
+                lambda: [engine.stats for served in models() for engine in served.client.engines],
+                self._seconds,
+            )
         )
         self.success = self._counter("request_success", "Finished requests.", "finished_reason")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests.")
@@ -156,14 +167,14 @@ class Metrics:
     def of(self, served: ServedModel) -> ModelMetrics:
         name = served.names[0]
         if name not in self._models:
-            self._models[name] = ModelMetrics(self, name)
+            self._models[name] = ModelMetrics(self, name, len(served.client.engines))
         return self._models[name]
 
     def _seconds(self) -> tuple[float, float]:
         """What prompts and replies took, of all models."""
-        models = [model.histogram for model in self._models.values()]
-        prefill = sum(histogram["request_prefill_time_seconds"].sum for histogram in models)
-        decode = sum(histogram["request_decode_time_seconds"].sum for histogram in models)
+        engines = [engine.histogram for engine in _engines(self._models)]
+        prefill = sum(histogram["request_prefill_time_seconds"].sum for histogram in engines)
+        decode = sum(histogram["request_decode_time_seconds"].sum for histogram in engines)
         return prefill, decode
 
     def render(self) -> bytes:
@@ -173,27 +184,29 @@ class Metrics:
 class Siblings:
     """The choices of one prompt."""
 
-    def __init__(self, metrics: ModelMetrics, n: int):
+    def __init__(self, n: int):
         self.n = n
         self._running = n
         self._most_tokens = 0
-        self._histogram = metrics.histogram["request_max_num_generation_tokens"]
 
-    def finish(self, num_tokens: int) -> None:
+    def finish(self, num_tokens: int, metrics: EngineMetrics) -> None:
         self._running -= 1
         self._most_tokens = max(self._most_tokens, num_tokens)
         if self._running == 0:
-            self._histogram.observe(self._most_tokens)
+            histogram = metrics.histogram["request_max_num_generation_tokens"]
+            histogram.observe(self._most_tokens)
 
 
 _NUMBERS = itertools.count()
 
 
 class RequestTimer:
-    """Times one engine request from its deltas."""
+    """Times one engine request from its deltas. One that goes on at another engine counts there
+    from then on."""
 
-    def __init__(self, metrics: ModelMetrics, request: AddRequest, siblings: Siblings):
-        self._metrics = metrics
+    def __init__(self, model: ModelMetrics, request: AddRequest, siblings: Siblings):
+        self._engines = model.engines
+        self._metrics = model.engines[0]
         self._siblings = siblings
         self.number = next(_NUMBERS)
         """Counts the requests since the server started."""
@@ -231,6 +244,8 @@ class RequestTimer:
         """`num_tokens` of the delta's belong to the reply: a stop string may end it before them
         all."""
         now = time.monotonic()
+        if delta.engine is not None:
+            self._metrics = self._engines[delta.engine]
         if delta.prompt_progress is not None:
             self.num_prompt_done, self.num_cached_tokens = delta.prompt_progress
         if delta.num_cached_tokens is not None:
@@ -274,7 +289,7 @@ class RequestTimer:
         histogram["request_generation_tokens"].observe(self.num_tokens)
         histogram["request_num_preemptions"].observe(self._num_preemptions)
         histogram["request_params_n"].observe(self._siblings.n)
-        self._siblings.finish(self.num_tokens)
+        self._siblings.finish(self.num_tokens, self._metrics)
         if self._max_tokens is not None:
             histogram["request_params_max_tokens"].observe(self._max_tokens)
         if self._queued is not None:
@@ -300,7 +315,11 @@ class _EngineCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        clients = [((served.names[0], _ENGINE), served.client) for served in self._models()]
+        clients = [
+            ((served.names[0], str(index)), engine)
+            for served in self._models()
+            for index, engine in enumerate(served.client.engines)
+        ]
         for kind, values in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, doc, read in values:
                 family: Any = kind(f"vllm:{name}", doc, labels=_LABELS)
@@ -388,9 +407,13 @@ class _HistogramCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         for key, (doc, _) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"vllm:{key}", doc, labels=_LABELS)
-            for name, metrics in self._models.items():
-                metrics.histogram[key].add_to(family, (name, _ENGINE))
+            for engine in _engines(self._models):
+                engine.histogram[key].add_to(family, engine.labels)
             yield family
+
+
+def _engines(models: dict[str, ModelMetrics]) -> Iterable[EngineMetrics]:
+    return chain.from_iterable(model.engines for model in models.values())
 
 
 def kv_usage(stats: EngineStats) -> float:

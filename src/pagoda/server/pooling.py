@@ -45,9 +45,7 @@ class PoolingJob:
         for request in self._requests:
             served.client.adapters.apply(request, body.model, None)
         metrics = context.metrics.of(served)
-        self._timers = [
-            RequestTimer(metrics, request, Siblings(metrics, 1)) for request in self._requests
-        ]
+        self._timers = [RequestTimer(metrics, request, Siblings(1)) for request in self._requests]
 
     @property
     def usage(self) -> PoolingUsage:

@@ -18,13 +18,18 @@ INTERVAL = 10.0
 
 async def log_stats(models: Callable[[], list[ServedModel]], interval: float = INTERVAL) -> None:
     """Run until cancelled."""
-    earlier: dict[str, EngineStats] = {}
+    earlier: dict[tuple[str, int], EngineStats] = {}
     then = time.monotonic()
     while True:
         await asyncio.sleep(interval)
         now = time.monotonic()
-        for position, served in enumerate(models()):
-            name, stats = served.names[0], served.client.stats
+        engines = [
+            (served, index, engine)
+            for served in models()
+            for index, engine in enumerate(served.client.engines)
+        ]
+        for position, (served, index, engine) in enumerate(engines):
+            name, stats = (served.names[0], index), engine.stats
             last = earlier.get(name)
             for line in (
                 throughput_line(position, last, stats, now - then, gpu=_gpu(served)),

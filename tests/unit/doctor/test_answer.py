@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pagoda.base.errors import CheckpointError, ConfigError
-from pagoda.base.units import parse_size
+from pagoda.base.units import format_bytes, parse_size
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
@@ -214,6 +214,49 @@ def test_processes_share_a_cpu(tmp_path):
     assert plan.total <= 6 * GIB and plan.weights < alone.resolution.plan.weights / 2
     assert any("4 processes share" in note.text for note in shared.findings)
     assert not answer(subject, box(4), config).fits  # a GiB for each
+
+
+def test_engines_share_a_cpu_and_each_has_all_weights(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), parallel=ParallelConfig(data_parallel_size=4))
+    shared, alone = answer(subject, box(24), config), answer(subject, box(6), asked(subject))
+    assert shared.fits and "--data-parallel-size 4" in shared.command
+    plan = shared.resolution.plan
+    assert plan.total <= 6 * GIB and plan.weights == alone.resolution.plan.weights
+    assert shared.resolution.config.device.threads == alone.resolution.config.device.threads // 4
+    (note,) = (note for note in shared.findings if note.topic == "devices")
+    assert "4 processes share" in note.text and "own copy of the weights" in note.text
+    assert not answer(subject, box(4), config).fits  # a GiB for each
+    said = lines(shared, (), False, 100)
+    assert "memory per engine" in said and any("room in each engine" in line for line in said)
+    assert f"  4 engines     {format_bytes(4 * plan.total):>12}" in said
+
+
+def test_users_are_dealt_out_among_engines(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), parallel=ParallelConfig(data_parallel_size=2))
+    one = answer(subject, box(6), asked(subject), Users(5, 4096)).users
+    two = answer(subject, box(12), config, Users(9, 4096)).users
+    assert two.fits and two.users.count == 9
+    assert (two.needed, two.most_users) == (2 * one.needed, 2 * one.most_users)
+    assert two.longest == one.longest
+
+
+def test_engines_have_gpus_of_their_own(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+
+    def on(gpus, size, ranks=1):
+        parallel = ParallelConfig(ranks, data_parallel_size=size)
+        return answer(subject, elsewhere(gpus), replace(asked(subject), parallel=parallel))
+
+    made, alone = on("3090x4", 2), answer(subject, elsewhere("3090"), asked(subject))
+    assert made.resolution.plan.total == alone.resolution.plan.total
+    (note,) = (note for note in made.findings if note.topic == "devices")
+    assert note.text.startswith("2 of 4 GPUs stay idle") and "-size 4 uses more" in note.fix
+    (note,) = (n for n in on("3090x5", 2, ranks=2).findings if n.topic == "devices")
+    assert "too few for another engine" in note.fix
+    with pytest.raises(ConfigError, match="--data-parallel-size 3 times .* is 6 devices, and 4"):
+        on("3090x4", 3, ranks=2)
 
 
 def test_layers_cannot_be_spread_yet(tmp_path, capsys):

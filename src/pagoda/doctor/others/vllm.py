@@ -43,10 +43,14 @@ _SHARED = frozenset(
      "gpu_memory_utilization", "num_gpu_blocks_override", "enable_prefix_caching",
      "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "scheduling_policy",
      "long_prefill_token_threshold", "tensor_parallel_size", "pipeline_parallel_size",
-     "cpu_offload_gb", "enforce_eager", "allowed_media_domains", "limit_mm_per_prompt")
+     "data_parallel_size", "cpu_offload_gb", "enforce_eager", "allowed_media_domains",
+     "limit_mm_per_prompt")
 )  # fmt: skip
 """Settings of the engine."""
-_UNPLANNED = ("block_size", "num_gpu_blocks_override", "cpu_offload_gb", "limit_mm_per_prompt")
+_UNPLANNED = (
+    "block_size", "num_gpu_blocks_override", "data_parallel_size", "cpu_offload_gb",
+    "limit_mm_per_prompt",
+)  # fmt: skip
 _FP8_CACHE = (8, 9)
 _FEW_REQUESTS = 16
 _MOST_REMEDIES = 5

@@ -3,19 +3,13 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import msgspec
 import zmq
 
-from pagoda.base.errors import (
-    EngineAsleepError,
-    EngineDeadError,
-    ModelNotFoundError,
-    RequestError,
-)
+from pagoda.base.errors import EngineAsleepError, EngineDeadError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
 from pagoda.config.engine import EngineConfig
@@ -24,13 +18,12 @@ from pagoda.core.messages import (
     AddRequest,
     EngineMessage,
     EngineStats,
-    LoadedAdapter,
-    RequestDelta,
     StepOutputs,
     Utility,
     UtilityResult,
 )
 from pagoda.engine.processes.adapters import KnownAdapters
+from pagoda.engine.processes.asking import NO_MEDIA, Asking
 from pagoda.engine.processes.child import EngineChild, LaunchOptions
 from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.processes.kept import KeptEngine, Progress, Spawn, State
@@ -48,13 +41,10 @@ __all__ = ["EngineClient", "Progress", "State"]
 # the 2 GB/s of memory that is not pinned.
 _DRAIN_LOOKS = 0.02
 _SLEEP_SECONDS = 60.0
-# An adapter of some GB from a slow disk.
-_LOAD_SECONDS = 120.0
 _DEFAULT = SupervisionLimits()
-_NO_MEDIA: Mapping[str, Values] = {}
 
 
-class EngineClient(KeptEngine):
+class EngineClient(KeptEngine, Asking):
     """Requests and calls to an engine that is kept running.
 
     When it dies, requests of which nothing was heard yet wait for the next process and run there,
@@ -85,7 +75,7 @@ class EngineClient(KeptEngine):
         room: MemoryRoom | None = None,
         supervision: SupervisionLimits = _DEFAULT,
         spawner: Spawner = spawn,
-    ) -> "EngineClient":
+    ) -> Self:
         """Start the process and return at once. Needs no running event loop."""
         options = LaunchOptions(
             log_level,
@@ -116,18 +106,18 @@ class EngineClient(KeptEngine):
         """Requests inside."""
         return len(self._running)
 
-    def submit(
-        self, requests: Sequence[AddRequest], media: Mapping[str, Values] = _NO_MEDIA
-    ) -> Inbox:
-        """Send requests. What each step adds to them arrives in the inbox; the last delta of each
-        has a finish_reason. Who leaves earlier calls `drop`. `media` are the values of their
-        media, by content hash.
+    @property
+    def engines(self) -> "list[EngineClient]":
+        """It alone; several stand behind one that has replicas."""
+        return [self]
 
-        Use an id once only: what a dropped request still sends would be taken for the next one's.
-        Raises EngineDeadError when the engine is not ready or sleeps, QueueFullError when too many
-        wait, RequestError for an id that is already running, and sends nothing then. Whatever else
-        fails (OSError where a picture cannot be written) ends all of these requests and no other.
-        """
+    def submit(
+        self,
+        requests: Sequence[AddRequest],
+        media: Mapping[str, Values] = NO_MEDIA,
+        inbox: Inbox | None = None,
+    ) -> Inbox:
+        """As `Asking.submit`; `inbox` is one that others have, too."""
         ready = self._require_ready()
         if self.asleep:
             raise EngineAsleepError
@@ -138,7 +128,7 @@ class EngineClient(KeptEngine):
             self.queue.admit(requests, len(self._running), self.stats, ready)
         sent: list[str] = []
         try:
-            inbox = self._running.add(requests, media, self._child.folder)
+            inbox = self._running.add(requests, media, self._child.folder, inbox or Inbox())
             for request in requests:
                 self._child.end.send(request)
                 sent.append(request.req_id)
@@ -153,7 +143,6 @@ class EngineClient(KeptEngine):
         return inbox
 
     def drop(self, req_ids: Iterable[str]) -> None:
-        """Hear no more of requests, and stop those that still run."""
         running = [req_id for req_id in req_ids if req_id in self._running]
         for req_id in running:
             self._running.forget(req_id)
@@ -161,31 +150,7 @@ class EngineClient(KeptEngine):
         if running and self.state == "ready":
             self._child.end.send(AbortRequests(running))
 
-    async def generate(
-        self, req: AddRequest, media: Mapping[str, Values] = _NO_MEDIA
-    ) -> AsyncGenerator[RequestDelta, None]:
-        """Send `req` and yield what was added to it since the last look, one step's work or
-        several; the last delta has a finish_reason. Closing the iterator early aborts the request.
-
-        Raises as `submit`, and EngineDeadError when the engine ends on the way.
-        """
-        inbox = self.submit([req], media)
-        try:
-            running = True
-            while running:
-                await inbox.arrival()
-                for delta in inbox.take():
-                    running = delta.finish_reason is None
-                    yield delta
-        finally:
-            self.drop([req.req_id])
-
     async def call(self, method: str, *args: Any, timeout: float = 10.0) -> Any:
-        """Call a utility of the engine (`reset_prefix_cache`, `stats`, `check_integrity`).
-
-        Raises RequestError with the engine's words if it fails, EngineDeadError if the engine
-        is not ready, ends on the way, or does not answer within `timeout` seconds.
-        """
         self._require_ready()
         call_id = next(self._call_ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -199,29 +164,6 @@ class EngineClient(KeptEngine):
             ) from None
         finally:
             self._calls.pop(call_id, None)
-
-    async def load_adapter(self, name: str, path: str) -> None:
-        """Let requests choose an adapter by a name, in place of what had the name before; requests
-        that run with that finish. Raises as `call`."""
-        before = self.adapters.named.get(name)
-        told = await self.call("load_adapter", path, timeout=_LOAD_SECONDS)
-        loaded = msgspec.convert(told, LoadedAdapter)
-        self.adapters.named[name] = loaded
-        if before is not None:
-            await self._forget_adapter(before.identity)
-
-    async def unload_adapter(self, name: str) -> None:
-        """Have an adapter chosen no more; requests that run with it finish. Raises as `call`, and
-        ModelNotFoundError for an unknown name."""
-        self._require_ready()
-        adapter = self.adapters.named.pop(name, None)
-        if adapter is None:
-            raise ModelNotFoundError(f"The lora adapter {name!r} cannot be found.", "lora_name")
-        await self._forget_adapter(adapter.identity)
-
-    async def _forget_adapter(self, identity: str) -> None:
-        if not self.adapters.has(identity):
-            await self.call("unload_adapter", identity)
 
     async def sleep(self, *, wait: bool = False) -> None:
         """Take no more requests, and have the engine give back the memory of its caches.

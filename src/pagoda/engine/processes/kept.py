@@ -177,12 +177,7 @@ class KeptEngine:
         self._attach()
         if self.state == "ready" and not self._stopping and self.ready is not None:
             return self.ready
-        if self._stopping or self.state == "stopped":
-            raise EngineDeadError("The engine is shutting down.")
-        if self.state == "dead":
-            raise EngineDeadError(self.cause or "The engine is dead.")
-        reason = f" after it died: {self.cause}" if self.cause else f" (phase: {self.phase})."
-        raise EngineDeadError(f"The engine is starting{reason}")
+        raise not_ready(self.state, self._stopping, self.cause, self.phase)
 
     def _attach(self) -> None:
         """Bind to the running event loop, on first use."""
@@ -307,10 +302,21 @@ class KeptEngine:
         self._watch(self._loop, child)
 
     def _finish(self, state: Literal["dead", "stopped"], cause: str) -> None:
-        self._child.close()
         self.state = state
         if state == "dead":
             self.cause, self.died_at = cause, time.monotonic()
         self._on_end(cause)
+        # Only now: what its requests need lay in its folder.
+        self._child.close()
         self._exited.set()
         self._settled.set()
+
+
+def not_ready(state: State, stopping: bool, cause: str | None, phase: str) -> EngineDeadError:
+    """Why an engine takes no requests."""
+    if stopping or state == "stopped":
+        return EngineDeadError("The engine is shutting down.")
+    if state == "dead":
+        return EngineDeadError(cause or "The engine is dead.")
+    reason = f" after it died: {cause}" if cause else f" (phase: {phase})."
+    return EngineDeadError(f"The engine is starting{reason}")

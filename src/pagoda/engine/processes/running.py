@@ -37,11 +37,14 @@ class RunningRequests:
         return req_id in self._inboxes
 
     def add(
-        self, requests: Sequence[AddRequest], media: Mapping[str, Values], folder: Path
+        self,
+        requests: Sequence[AddRequest],
+        media: Mapping[str, Values],
+        folder: Path,
+        inbox: Inbox,
     ) -> Inbox:
         """Keep requests, and write their pictures to `folder`. OSError where that fails; `forget`
         them then."""
-        inbox = Inbox()
         for request in requests:
             self.media.hold(request, folder, media)
         for request in requests:

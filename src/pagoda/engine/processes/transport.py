@@ -32,6 +32,10 @@ class MemoryRoom(msgspec.Struct):
     """Bytes that they were promised and have not touched yet."""
     limit: int | None = None
     """Most bytes that this one may take."""
+    cpu_part: int | None = None
+    """Most of a CPU's free memory that counts for this one, one of several replicas."""
+    first_gpu: int = 0
+    """Those before are other replicas'."""
     least_context: int = 0
     """With fewer tokens of context than this (or the model's own) there is no room for it."""
 

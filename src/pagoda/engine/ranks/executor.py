@@ -111,20 +111,24 @@ class Ranks:
         return RankGroup(0, self.size)
 
     def share(
-        self, config: EngineConfig, facts: DeviceFacts, num_devices: int
+        self, config: EngineConfig, facts: DeviceFacts, num_devices: int, first_gpu: int = 0
     ) -> tuple[EngineConfig, DeviceFacts]:
         """What each rank may count on, of rank 0's facts: ranks on a CPU share it, and each GPU
-        rank has its own of `num_devices`. ConfigError where they are too few."""
-        self._link.send(RankDevice(facts.device))
+        rank has its own of `num_devices`, from `first_gpu` on. ConfigError where they are too
+        few."""
+        self._link.send(RankDevice(facts.device, first_gpu))
         if facts.device == "cpu":
             log.warning(
                 "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
                 "is for tests; one process is faster.", self.size, self.size,
             )  # fmt: skip
             return machine_part(config, facts, self.size)
-        if num_devices < self.size:
+        if num_devices < first_gpu + self.size:
+            wanted = config.parallel.num_devices
+            engines = config.parallel.data_parallel_size
+            times = f" with --data-parallel-size {engines}" if engines > 1 else ""
             raise ConfigError(
-                f"--tensor-parallel-size {self.size} needs {self.size} GPUs and torch finds "
+                f"--tensor-parallel-size {self.size}{times} needs {wanted} GPUs and torch finds "
                 f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
             )
         self._wait(lambda: len(self._up) == self.size - 1)

@@ -39,6 +39,8 @@ class RankDevice(msgspec.Struct, tag=True):
     """Where all ranks run."""
 
     name: DeviceName
+    first_gpu: int = 0
+    """Rank 0's."""
 
 
 class RankSetup(msgspec.Struct, tag=True):

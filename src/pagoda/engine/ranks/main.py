@@ -102,7 +102,7 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog.beat(None)
     chosen = end.receive()
     assert isinstance(chosen, RankDevice)
-    device = make_device(chosen.name, launch.rank)
+    device = make_device(chosen.name, chosen.first_gpu + launch.rank)
     facts = device.facts()
     end.send(RankUp(launch.rank, facts.total_memory, facts.free_memory))
     watchdog.beat(None)

@@ -29,8 +29,8 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
-from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.processes.transport import MemoryRoom
+from pagoda.engine.replicas.launch import Engine, launch
 from pagoda.engine.served.model import ServedModel, both_sides, served_model
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.engine.served.text_side import TextSide, fetch_model, load_text_side
@@ -49,7 +49,7 @@ _MAX_EVENTS = 256
 # A fetch reports every piece of every file.
 _TELL_SECONDS = 0.1
 
-Launcher = Callable[[EngineConfig, MemoryRoom | None], EngineClient]
+Launcher = Callable[[EngineConfig, MemoryRoom | None], Engine]
 Event = dict[str, Any]
 
 
@@ -61,8 +61,8 @@ class FleetLimits:
     """Unload what nobody used for so long; 0 or less never."""
 
 
-def launch_engine(config: EngineConfig, room: MemoryRoom | None) -> EngineClient:
-    return EngineClient.launch(config, room=room)
+def launch_engine(config: EngineConfig, room: MemoryRoom | None) -> Engine:
+    return launch(config, room=room)
 
 
 async def _shut_down(model: ServedModel, drain_seconds: float) -> None:
@@ -158,7 +158,7 @@ class Fleet:
             if await _outcome(load):
                 return load.result()
 
-    def adopt(self, client: EngineClient, text: TextSide, work: Aside | None) -> ServedModel:
+    def adopt(self, client: Engine, text: TextSide, work: Aside | None) -> ServedModel:
         """Take the first model's engine, which was started elsewhere."""
         first = self.entries[0]
         first.served = served_model(first.config, client, text, work)
@@ -358,9 +358,7 @@ class Fleet:
                 if not await self._make_room(entry, held):
                     raise CapacityError(self._no_room(entry, str(error))) from error
 
-    async def _start(
-        self, entry: ModelEntry, config: EngineConfig, client: EngineClient
-    ) -> ServedModel:
+    async def _start(self, entry: ModelEntry, config: EngineConfig, client: Engine) -> ServedModel:
         work = start_workers(config.model)
         try:
             loading = asyncio.to_thread(load_text_side, config.model)

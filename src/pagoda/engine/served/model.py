@@ -14,7 +14,8 @@ from pagoda.core.sampling import SamplingParams
 from pagoda.engine import requests
 from pagoda.engine.aside.direct import Aside, Direct
 from pagoda.engine.media import Placed, attach_media
-from pagoda.engine.processes.client import EngineClient, Progress
+from pagoda.engine.processes.client import Progress
+from pagoda.engine.replicas.launch import Engine, launch
 from pagoda.engine.requests import fan_out
 from pagoda.engine.served.text_side import TextSide, fetch_model, load_text_side
 from pagoda.engine.start.progress import WEIGHTS_PHASE
@@ -31,7 +32,7 @@ class ServedModel:
 
     names: tuple[str, ...]
     """The first is the one reported."""
-    client: EngineClient
+    client: Engine
     text: TextSide
     root: str
     """The model as it was asked for."""
@@ -145,7 +146,7 @@ async def start_served_model(
     Raises what loading raises: SourceError, CheckpointError, ConfigError, EngineDeadError.
     """
     local = replace(config, model=fetch_model(config.model))
-    client = EngineClient.launch(local, log_level=log_level)
+    client = launch(local, log_level=log_level)
     try:
         loading = asyncio.to_thread(load_text_side, local.model)
         text = await both_sides(loading, client, progress=progress)
@@ -157,7 +158,7 @@ async def start_served_model(
 
 async def both_sides(
     text: Awaitable[TextSide],
-    client: EngineClient,
+    client: Engine,
     *,
     timeout: float | None = None,
     progress: Progress,
@@ -190,7 +191,7 @@ async def both_sides(
 
 
 def served_model(
-    config: EngineConfig, client: EngineClient, text: TextSide, work: Aside | None = None
+    config: EngineConfig, client: Engine, text: TextSide, work: Aside | None = None
 ) -> ServedModel:
     """What `config` asked for, under the names it gives."""
     return ServedModel(

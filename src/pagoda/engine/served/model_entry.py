@@ -108,8 +108,10 @@ class ModelEntry:
     def planned_bytes(self) -> int:
         """What its engine was planned to take, KV pool and all; 0 while it has none."""
         of_rank: int = sum(row["predicted"] for row in self._memory_rows())
-        # Ranks on a CPU take it from the same memory.
-        return of_rank * (self.config.parallel.tensor_parallel_size if self._on_cpu else 1)
+        # Ranks and replicas on a CPU take it from the same memory.
+        parallel = self.config.parallel
+        processes = parallel.tensor_parallel_size * parallel.data_parallel_size
+        return of_rank * (processes if self._on_cpu else 1)
 
     @property
     def held_bytes(self) -> int:
@@ -118,7 +120,7 @@ class ModelEntry:
         if self.held is None:
             return 0
         if self._on_cpu:
-            return tree_bytes(self.held.client.pid)
+            return sum(tree_bytes(engine.pid) for engine in self.held.client.engines)
         rows = self._memory_rows()
         return sum(row.get("measured") or row["predicted"] for row in rows)
 
@@ -137,4 +139,5 @@ class ModelEntry:
         """What the system still counts as free of those: a KV pool is touched when used."""
         if self.held is None:
             return 0
-        return max(0, self.planned_bytes - tree_bytes(self.held.client.pid))
+        touched = sum(tree_bytes(engine.pid) for engine in self.held.client.engines)
+        return max(0, self.planned_bytes - touched)

@@ -36,7 +36,7 @@ class Libraries(NamedTuple):
     """What needs torch: 1 s of imports on a warm disk, begun before it is known what for."""
 
     has_gpu: Callable[[], bool]
-    make_device: "Callable[[DeviceName], Device]"
+    make_device: "Callable[[DeviceName, int], Device]"
     build_model: "Callable[..., Model]"
     runner: "type[ModelRunner]"
     step_limits: "type[StepLimits]"

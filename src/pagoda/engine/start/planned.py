@@ -94,6 +94,8 @@ def _check_room(
 
 def _left_by_others(facts: DeviceFacts, room: MemoryRoom) -> DeviceFacts:
     free = max(0, facts.free_memory - room.reserved)
+    if room.cpu_part is not None and facts.device == "cpu":
+        free = min(free, room.cpu_part)
     if room.limit is not None:
         # The planner keeps a reserve of what is free, and a limit is not to be cut by that.
         free = min(free, room.limit + (CPU_RESERVE if facts.device == "cpu" else 0))

@@ -74,7 +74,7 @@ class Generation:
             req_id = f"{response_id}-{next(_serial)}"
             request = prepared_request(served, req_id, prompt, sampling, body, rules)
             choices = fan_out(request, sampling.n)
-            siblings = Siblings(self.metrics, sampling.n)
+            siblings = Siblings(sampling.n)
             self._requests += choices
             self.timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
         self._running = {

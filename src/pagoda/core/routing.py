@@ -1,0 +1,104 @@
+"""Which of several replicas of a model a request goes to."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from pagoda.core.kvcache.block_hash import BlockHashes
+from pagoda.core.messages import AddRequest
+
+
+class ReplicaLoad(NamedTuple):
+    """What a router knows of a replica without asking it: what it has sent there and has not seen
+    end."""
+
+    requests: int
+    prompt_tokens: int
+    """Tokens of their prompts."""
+    max_requests: int
+    """Requests that run there at once."""
+    kv_tokens: int
+    """Tokens that its KV cache has room for."""
+
+    @property
+    def share(self) -> float:
+        """How full it is, by requests or by KV, whichever is more; above 1 some wait."""
+        seats, memory = self.requests / self.max_requests, self.prompt_tokens / self.kv_tokens
+        return max(seats, memory)
+
+
+class Router(Protocol):
+    def choose(self, request: AddRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        """The place of the replica that the request goes to; it is sent there."""
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: AddRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        place = self._next % len(replicas)
+        self._next = place + 1
+        return place
+
+
+class LeastLoaded:
+    """The emptiest, the first of several."""
+
+    def choose(self, request: AddRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        shares = [load.share for load in replicas]
+        return shares.index(min(shares))
+
+
+class PrefixAware:
+    """Where the least is left to do: the share of the prompt that a replica would compute, plus the
+    share of it that is taken. So a replica without any of a prefix is chosen before one with all of
+    it once that is fuller by a whole replica.
+
+    What lies where is remembered from the prompts that were sent, as many blocks of each replica as
+    its cache holds, those used last; replicas are not asked.
+    """
+
+    def __init__(self, block_size: int):
+        self._block_size = block_size
+        self._known: list[OrderedDict[bytes, None]] = []
+
+    def choose(self, request: AddRequest, replicas: Sequence[ReplicaLoad]) -> int:
+        while len(self._known) < len(replicas):
+            self._known.append(OrderedDict())
+        prompt = request.prompt_token_ids
+        hashes = BlockHashes.of(request, self._block_size)
+        names = hashes.extend(prompt, len(prompt) // self._block_size)
+        costs = [
+            1 - self._num_known(place, names) * self._block_size / len(prompt) + load.share
+            for place, load in enumerate(replicas)
+        ]
+        place = costs.index(min(costs))
+        self._remember(place, names, replicas[place].kv_tokens // self._block_size)
+        return place
+
+    def _num_known(self, place: int, names: Sequence[bytes]) -> int:
+        """Blocks of a prompt that a replica has, from its start on."""
+        known = self._known[place]
+        return next((count for count, name in enumerate(names) if name not in known), len(names))
+
+    def _remember(self, place: int, names: Sequence[bytes], most: int) -> None:
+        known = self._known[place]
+        # The start of a prefix is forgotten last, as in the replica's cache.
+        for name in reversed(names):
+            known[name] = None
+            known.move_to_end(name)
+        while len(known) > most:
+            known.popitem(last=False)
+
+
+ROUTERS = ("round-robin", "least-loaded", "prefix-aware")
+
+
+def make_router(name: str, block_size: int) -> Router:
+    """One of ROUTERS."""
+    if name == "round-robin":
+        return RoundRobin()
+    return LeastLoaded() if name == "least-loaded" else PrefixAware(block_size)
