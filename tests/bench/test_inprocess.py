@@ -113,3 +113,9 @@ def test_a_run_lasts_until_the_last_request_ends(monkeypatch):
     engine = BenchEngine(Core(script, monkeypatch), ready=None)
     assert engine.run([[1], [2]], [1, 2], progress=lambda *at: seen.append(at)) == 3.0
     assert seen == [(1, 2), (2, 2)]
+
+
+def test_steps_are_told_one_by_one(monkeypatch):
+    script = [[], [(0, 1, False)], [(0, 1, True), (1, 2, True)]]
+    engine = BenchEngine(Core(script, monkeypatch), ready=None)
+    assert list(engine.steps([[1, 2], [3]], [2, 2])) == [(0, 1.0), (1, 1.0), (3, 1.0)]

@@ -7,7 +7,8 @@ import sys
 import pagoda
 
 TORCH_FREE = (
-    "base", "config", "weights", "arch", "core", "text", "planner", "server", "doctor", "cli",
+    "base", "config", "weights", "arch", "core", "text", "planner", "server", "doctor", "simulate",
+    "cli",
 )  # fmt: skip
 TORCH_FREE_MODULES = (
     "pagoda.engine.processes.client",

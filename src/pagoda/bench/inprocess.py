@@ -142,6 +142,16 @@ class BenchEngine:
             started = time.perf_counter()
         return time.perf_counter() - started, tokens
 
+    def steps(
+        self, prompts: Sequence[list[int]], output_tokens: Sequence[int]
+    ) -> Iterator[tuple[int, float]]:
+        """(tokens generated, seconds) of each step until all is generated. Raises as `run` does."""
+        started = time.perf_counter()
+        for deltas in self._steps(self._requests(prompts, output_tokens, 0.0)):
+            ended = time.perf_counter()
+            yield sum(len(delta.token_ids) for delta in deltas), ended - started
+            started = time.perf_counter()
+
     def finish_captures(self) -> None:
         """Do now what an engine does while it is idle."""
         while self._core.when_idle():

@@ -199,6 +199,7 @@ def _describe(load: LoadConfig, dataset: DatasetConfig, model: str) -> dict[str,
 
 def _details(records: Sequence[RequestRecord]) -> dict[str, Any]:
     return {
+        "start_times": [record.started for record in records],
         "input_lens": [record.prompt_tokens for record in records],
         "output_lens": [record.output_tokens for record in records],
         "ttfts": [record.ttft for record in records],

@@ -6,8 +6,8 @@ import importlib
 from pagoda.base.errors import ConfigError
 
 USAGE = (
-    "{serve,latency,throughput,speculation,startup,serving-cost,host-overhead,agents,llama-bench,"
-    "micro,gpu} [flags]"
+    "{serve,latency,throughput,step-times,speculation,startup,serving-cost,host-overhead,agents,"
+    "llama-bench,micro,gpu} [flags]"
 )
 EPILOG = "`pagoda bench KIND --help` lists the flags of a kind."
 
@@ -15,6 +15,7 @@ KINDS = {
     "serve": "Load a running server with requests.",
     "latency": "Time one batch, from prompt to last token.",
     "throughput": "Time many prompts at once.",
+    "step-times": "What steps of each size take, for `pagoda simulate`.",
     "speculation": "Decoding with guesses that are verified, beside none.",
     "startup": "Time the way from the command to the first token.",
     "serving-cost": "CPU time per token of the server, the model left out.",

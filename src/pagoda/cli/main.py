@@ -28,6 +28,7 @@ COMMANDS = {
     "rm": "Remove a model from the cache.",
     "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
+    "simulate": "Say how replicas of a model would serve a load.",
     "agent": "Let a served model that sees operate a computer.",
 }
 _HELP_FLAGS = ("-h", "--help", "help")

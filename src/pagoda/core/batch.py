@@ -83,6 +83,12 @@ class RunningBatch:
         self.planned_in_bulk_until[row] = self.committed_in_bulk_until[row] = 0
         self._bulk_plan_steps = self._bulk_commit_steps = 0
 
+    def move_on(self, rows: Ints, num_steps: int) -> None:
+        """Streams have computed, and got, so many tokens more, and have blocks for them."""
+        self.computed[rows] += num_steps
+        self.known[rows] += num_steps
+        self._bulk_plan_steps = self._bulk_commit_steps = 0
+
     def may_stop(self, tokens: list[int]) -> bool:
         """Whether one of these ends some request."""
         return not self._stop_ids.keys().isdisjoint(tokens)
@@ -99,7 +105,7 @@ class RunningBatch:
         if least > 0:
             self._bulk_plan_rows, self._bulk_plan_steps = rows, least - 1
             return [], []
-        due = np.flatnonzero(left <= 0)
+        due = (left <= 0).nonzero()[0]
         full = (until[due] > 0) & (computed[due] < self.compute_limit[rows[due]])
         if full.all():
             return due.tolist(), []
@@ -140,7 +146,7 @@ class RunningBatch:
 
     def far_behind(self, rows: Ints) -> list[int]:
         """Places among these rows of requests that miss several tokens."""
-        return np.flatnonzero(self.missing[rows] > 1).tolist()
+        return (self.missing[rows] > 1).nonzero()[0].tolist()
 
     def check(self, rows: Iterable[int]) -> None:
         """RuntimeError unless these rows, of all requests that have one, are all that are taken."""

@@ -12,11 +12,12 @@ def new_counters(num_blocks: int) -> EngineStats:
     return EngineStats(blocks_total=num_blocks, steps_by_tokens=[0] * (len(STEP_TOKENS) + 1))
 
 
-def count_step(stats: EngineStats, num_requests: int, num_tokens: int) -> None:
-    stats.num_steps += 1
-    stats.step_requests += num_requests
-    stats.computed_tokens += num_tokens
-    stats.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += 1
+def count_step(stats: EngineStats, num_requests: int, num_tokens: int, num_steps: int = 1) -> None:
+    """Count a step of so many requests and tokens, or several that are alike."""
+    stats.num_steps += num_steps
+    stats.step_requests += num_steps * num_requests
+    stats.computed_tokens += num_steps * num_tokens
+    stats.steps_by_tokens[bisect_left(STEP_TOKENS, num_tokens)] += num_steps
 
 
 def count_start(stats: EngineStats, req: Request, hit_tokens: int) -> None:

@@ -1,7 +1,6 @@
 """How many tokens of its prompts a step takes: as many as it may, at the pace of its streams."""
 
 import math
-from copy import copy
 
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.limits import SchedulerLimits
@@ -79,12 +78,6 @@ class PromptRoom:
         self.tokens -= num_tokens
         self.size = self.size.plus(start, num_tokens)
         self._least = 0
-
-    def after(self, start: int, num_tokens: int) -> "PromptRoom":
-        """What would be left if those tokens were all that is taken."""
-        room = copy(self)
-        room.take(start, num_tokens)
-        return room
 
 
 class StepRoom:

@@ -151,7 +151,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     results: list[RequestResult] = msgspec.field(default_factory=list)
     tokens: list[int] = msgspec.field(default_factory=list)
     """Instead of results, where each of the plan's requests got one token and there is nothing
-    else to tell: these, in the plan's order."""
+    else to tell: these, in the plan's order, with any number for those that sample nothing."""
     drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
     """By row: what the runner guesses behind the last token of its result."""
     draft_seconds: float = 0.0

@@ -85,6 +85,12 @@ class Progress:
             return None
         return _delta(req, result, tokens, reason)
 
+    def pass_bulk(self, req: Request, num_computed: int) -> None:
+        """Do what is due once a stream has computed so many tokens, up to which its results were
+        taken in with all others'."""
+        self._advance(req, num_computed)
+        self._commit_in_bulk(req)
+
     def publish(self, req: Request) -> None:
         """Have what a request has computed in the prefix cache, before it gives its blocks up."""
         if req.commits_in_bulk and len(req.token_ids) > req.tables.next_advance:

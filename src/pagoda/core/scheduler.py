@@ -242,7 +242,7 @@ class Scheduler:
             in_bulk = np.array(goes_on) if in_bulk is None else in_bulk & goes_on
         lists, req_ids, bulk_tokens, others = members.token_ids, members.req_ids, tokens, []
         if in_bulk is not None:
-            others = np.flatnonzero(~in_bulk).tolist()
+            others = (~in_bulk).nonzero()[0].tolist()
             lists, req_ids, bulk_tokens = list(lists), list(req_ids), list(tokens)
             for place in reversed(others):
                 del lists[place], req_ids[place], bulk_tokens[place]
@@ -252,7 +252,8 @@ class Scheduler:
         self._stats.generation_tokens += len(bulk_tokens)
         deltas = Deltas(req_ids=req_ids, tokens=bulk_tokens)
         for place in others:
-            entry = RequestResult(req_id=plan.req_ids[place], token_ids=[tokens[place]])
+            sampled = [] if int(plan.rows[place]) in plan.unsampled else [tokens[place]]
+            entry = RequestResult(req_id=plan.req_ids[place], token_ids=sampled)
             delta = self._take(members.requests[place], plan, place, entry)
             if delta is not None:
                 deltas.others.append(delta)

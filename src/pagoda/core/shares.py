@@ -105,7 +105,7 @@ class Shares:
             in_turn.remove(oldest)
             in_turn.insert(0, oldest)
         alone = room.most(oldest.start, oldest.missing)
-        seconds_alone = room.after(oldest.start, alone).seconds
+        seconds_alone = room.cost.seconds(room.size.plus(oldest.start, alone))
         granted = _fill(in_turn, room, line)
         if alone:
             gained = granted.get(oldest.req, 0) / alone * seconds_alone

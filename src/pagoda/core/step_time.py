@@ -1,8 +1,9 @@
 """What a step takes, learned from the steps that were measured. Reads no clock itself."""
 
 import math
-from itertools import combinations
 from typing import NamedTuple
+
+import numpy as np
 
 from pagoda.core.batch import Ints
 from pagoda.core.plan import StepPlan
@@ -21,8 +22,7 @@ _DECODE_PERIOD = 64
 _LONG_AGO, _FRESH_SHARE = 256, 0.25
 # Classes that are kept: a long prompt beside streams passes through about a dozen.
 _MOST_CLASSES = 32
-# Sets of unknowns, the whole one first; shares of the squares that are rounding.
-_SUBSETS = [chosen for count in (3, 2, 1) for chosen in combinations(range(3), count)]
+# Shares of the squares that are rounding.
 _TIE = 1e-9
 
 
@@ -52,7 +52,7 @@ def size_of(plan: StepPlan) -> StepSize:
 
 def size_of_streams(computed: Ints) -> StepSize:
     """The size of a step with a token of each request that has computed so many."""
-    return StepSize(len(computed), float(computed.sum() + len(computed)))
+    return StepSize(len(computed), float(np.add.reduce(computed)) + len(computed))
 
 
 class StepCost(NamedTuple):
@@ -172,50 +172,73 @@ def _least_squares(rows: list[tuple[float, tuple[float, float, float]]]) -> list
     Exact: of three unknowns, the best set of those that are not 0 is found by trying all seven.
     Where several fit as well, the first does: each token is taken to cost the same.
     """
-    gram = [[0.0] * 3 for _ in range(3)]
-    target = [0.0] * 3
-    total = 0.0
-    for weight, row in rows:
+    # Written out, for each step with a prompt asks twice.
+    total = t0 = t1 = t2 = g00 = g01 = g02 = g11 = g12 = g22 = 0.0
+    for weight, (a, b, c) in rows:
+        wa, wb, wc = weight * a, weight * b, weight * c
         total += weight
-        for i in range(3):
-            weighted = weight * row[i]
-            target[i] += weighted
-            for j in range(3):
-                gram[i][j] += weighted * row[j]
+        t0 += wa
+        t1 += wb
+        t2 += wc
+        g00 += wa * a
+        g01 += wa * b
+        g02 += wa * c
+        g11 += wb * b
+        g12 += wb * c
+        g22 += wc * c
+    target = t0, t1, t2
+    whole = _solve_three((g00, g01, g02, g11, g12, g22), target)
+    if whole is not None and min(whole) >= 0:
+        return list(whole)  # No subset fits better than all.
     best, most = [0.0] * 3, 0.0
-    for chosen in _SUBSETS:
-        found = _solve(gram, target, chosen)
+    for i, j, found in (
+        (0, 1, _solve_two(g00, g01, g01, g11, t0, t1, 0.0, _TIE * g11)),
+        (0, 2, _solve_two(g00, g02, g02, g22, t0, t2, 0.0, _TIE * g22)),
+        (1, 2, _solve_two(g11, g12, g12, g22, t1, t2, 0.0, _TIE * g22)),
+        (0, 1, (t0 / g00, 0.0) if g00 > 0 else None),
+        (1, 2, (t1 / g11, 0.0) if g11 > 0 else None),
+        (2, 0, (t2 / g22, 0.0) if g22 > 0 else None),
+    ):
         if found is None or min(found) < 0:
             continue
         # At a solution the squares are `total` less this.
-        explained = sum(value * target[i] for i, value in zip(chosen, found, strict=True))
+        explained = found[0] * target[i] + found[1] * target[j]
         if explained > most + _TIE * total:
-            most = explained
-            best = [0.0] * 3
-            for i, value in zip(chosen, found, strict=True):
-                best[i] = value
-        if len(chosen) == 3:
-            break  # No subset fits better than all.
+            best, most = [0.0] * 3, explained
+            best[i], best[j] = found
     return best
 
 
-def _solve(
-    gram: list[list[float]], target: list[float], chosen: tuple[int, ...]
-) -> list[float] | None:
-    """Gauss on the chosen rows and columns; None where the steps do not tell them apart."""
-    system = [[gram[i][j] for j in chosen] + [target[i]] for i in chosen]
-    size = len(system)
-    for column in range(size):
-        pivot = system[column][column]
-        # Of what is left of a column that others explain, rounding is the larger part.
-        if pivot <= _TIE * gram[chosen[column]][chosen[column]]:
-            return None
-        for below in system[column + 1 :]:
-            factor = below[column] / pivot
-            for j in range(column, size + 1):
-                below[j] -= factor * system[column][j]
-    values = [0.0] * size
-    for i in reversed(range(size)):
-        rest = sum(system[i][j] * values[j] for j in range(i + 1, size))
-        values[i] = (system[i][size] - rest) / system[i][i]
-    return values
+def _solve_three(
+    gram: tuple[float, ...], target: tuple[float, float, float]
+) -> tuple[float, float, float] | None:
+    """Solve by Gauss; `gram` is symmetric, its upper half by rows. None where the steps do not tell
+    them apart."""
+    g00, g01, g02, g11, g12, g22 = gram
+    t0, t1, t2 = target
+    if g00 <= 0:
+        return None
+    first, second = g01 / g00, g02 / g00
+    rest = _solve_two(
+        g11 - first * g01, g12 - first * g02, g12 - second * g01, g22 - second * g02,
+        t1 - first * t0, t2 - second * t0, _TIE * g11, _TIE * g22,
+    )  # fmt: skip
+    if rest is None:
+        return None
+    x1, x2 = rest
+    return (t0 - (g01 * x1 + g02 * x2)) / g00, x1, x2
+
+
+def _solve_two(
+    a: float, b: float, c: float, d: float, s: float, t: float, least_a: float, least_d: float
+) -> tuple[float, float] | None:
+    """x and y of a x + b y = s and c x + d y = t. None where a pivot is no larger than its least:
+    of what is left of a column that others explain, rounding is the larger part."""
+    if a <= least_a:
+        return None
+    factor = c / a
+    pivot = d - factor * b
+    if pivot <= least_d:
+        return None
+    y = (t - factor * s) / pivot
+    return (s - b * y) / a, y

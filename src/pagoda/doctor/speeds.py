@@ -68,13 +68,25 @@ def speeds_of(
     together, together_empty = None, None
     if requests > 1:
         together, together_empty = estimate(context, requests), estimate(0, requests)
-    step = None
-    if hardware.gpu is not None:
-        in_host = frozenset(plan.placement.params)
-        captured = plan.captured > 0
-        part = GpuPart(hardware.gpu, ranks, captured, own, held, plan.groups, in_host)
-        step = decode_step(part, context, requests)
+    part = gpu_part(subject, resolution, hardware)
+    step = None if part is None else decode_step(part, context, requests)
     return Speeds(one, empty, context, together, together_empty, requests, step)
+
+
+def gpu_part(subject: Subject, resolution: Resolution, hardware: Hardware) -> GpuPart | None:
+    """What one GPU has of a model; None where the device is none that a table has."""
+    if hardware.gpu is None:
+        return None
+    plan, ranks = resolution.plan, resolution.config.parallel.tensor_parallel_size
+    return GpuPart(
+        hardware.gpu,
+        ranks,
+        plan.captured > 0,
+        rank_spec(subject.spec, ranks),
+        held_by(subject, resolution, hardware),
+        plan.groups,
+        frozenset(plan.placement.params),
+    )
 
 
 def device_speeds(

@@ -16,7 +16,7 @@ from pagoda.config.flags import check_parallel
 from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import EngineReady
-from pagoda.core.scheduler import Scheduler, SchedulerLimits
+from pagoda.core.scheduler import Scheduler
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
 from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
@@ -41,6 +41,7 @@ from pagoda.engine.start.speculation import make_speculator
 from pagoda.engine.start.streamed import speed_of_disk, streamed_experts
 from pagoda.kernels import cpu
 from pagoda.planner.draft_model import beside
+from pagoda.planner.limits import scheduler_limits
 from pagoda.planner.memory.assumed import dummy_of
 from pagoda.planner.memory.vision import media_budget, media_sizes
 from pagoda.planner.parallel import replica_part
@@ -433,18 +434,9 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
 
 
 def _make_scheduler(resolution: Resolution, spec: ModelSpec) -> Scheduler:
-    config, scheduler = resolution.config, resolution.config.scheduler
-    limits = SchedulerLimits(
-        max_num_reqs=scheduler.max_num_seqs,
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        max_model_len=config.model.max_model_len,
-        policy=scheduler.scheduling_policy,
-        long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
-        enable_chunked_prefill=scheduler.enable_chunked_prefill,
-        max_step_seconds=scheduler.max_step_seconds,
-        max_step_growth=scheduler.max_step_growth,
-        whole_media=spec.vision is not None and spec.vision.both_ways,
-    )
+    config = resolution.config
+    whole_media = spec.vision is not None and spec.vision.both_ways
+    limits = scheduler_limits(config, whole_media=whole_media)
     cache = KVCacheManager(
         resolution.plan.groups,
         resolution.plan.num_slabs,

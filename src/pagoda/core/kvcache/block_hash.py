@@ -31,7 +31,7 @@ class BlockHashes:
         media: Sequence[MediaItem] = (),
     ):
         self._block_size = block_size
-        self._parent = sha256(_encode((salt, adapter))).digest()
+        self._parent = _PLAIN if salt is adapter is None else _first_parent(salt, adapter)
         self._media = media
         self.hashes: list[bytes] = []
 
@@ -73,6 +73,13 @@ class BlockHashes:
         return _encode(inside) if inside else b""
 
 
+def _first_parent(salt: str | None, adapter: str | None) -> bytes:
+    return sha256(_encode((salt, adapter))).digest()
+
+
 def _encode(value: object) -> bytes:
     """JSON in ASCII: one form per value, and lone surrogates in a client's salt are no error."""
     return json.dumps(value).encode()
+
+
+_PLAIN = _first_parent(None, None)

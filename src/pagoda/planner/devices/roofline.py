@@ -144,17 +144,20 @@ def decode_step(part: GpuPart, context: int, requests: int = 1) -> Step:
     return Step(tuple(lines), requests, context)
 
 
-def prompt_seconds(part: GpuPart, tokens: int) -> tuple[float, float]:
-    """How long the work of a step takes that computes the first `tokens` of a prompt, and how long
-    launching it op by op; with the shares of a GPU's limits that another engine was seen to reach.
+def prompt_seconds(part: GpuPart, tokens: int, context: int = 0) -> tuple[float, float]:
+    """How long the work of a step takes that computes the first `tokens` of a prompt behind a
+    `context`, and how long launching it op by op; with the shares of a GPU's limits that another
+    engine was seen to reach.
     """
     spec, device = part.spec, part.seen
     work = _weights(part, tokens)
     work["head"].flops /= tokens  # the last one alone has logits
     # Half of the pairs are in the future.
     work["attending"].flops = tokens * sum(
-        mixer_operations(layer.mixer, tokens // 2) for layer in spec.layers
+        mixer_operations(layer.mixer, context + tokens // 2) for layer in spec.layers
     )
+    if context:
+        work["attending"].nbytes += sum(cached_bytes(group, context) for group in part.groups)
     computing = sum(_seconds(of, 0, device, SEEN, False)[0] for of in work.values())
     if part.ranks > 1:
         computing += exchanging(spec, device, tokens)

@@ -1,0 +1,184 @@
+"""`pagoda simulate`: how replicas of a model would serve a load, without computing it."""
+
+import argparse
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.printable import for_terminal
+from pagoda.config.compat import add_compat_flags
+from pagoda.config.flags import (
+    add_engine_flags,
+    add_flags,
+    engine_config,
+    from_namespace,
+    with_config_file,
+)
+from pagoda.core.routing import ROUTERS
+from pagoda.simulate.traces import MadeUp, TraceFileConfig, UsersConfig, read_trace
+
+if TYPE_CHECKING:
+    from pagoda.doctor.answer import Answer
+    from pagoda.planner.devices.step_table import StepPoint
+    from pagoda.simulate.goals import Goal, Hopeless
+    from pagoda.simulate.replica import Machine
+    from pagoda.simulate.traces import Trace
+    from pagoda.simulate.world import Outcome
+
+USAGE = "MODEL (--gpu NAME | --profile FILE) [--trace FILE] [--replicas N | --goal GOAL] [flags]"
+EPILOG = (
+    "The scheduler and the KV cache are those of `pagoda serve`, on a clock that is simulated. "
+    "Steps take what a profile of this machine says (`pagoda bench step-times`), or what is "
+    "foretold of GPUs by name."
+)
+
+prepare = with_config_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.conflict_handler = "resolve"  # a seed of users takes the place of the engine's
+    add_engine_flags(parser)
+    add_compat_flags(parser)
+    group = parser.add_argument_group("simulate")
+    group.add_argument("--gpu", metavar="NAME", help="of each replica, such as A100-80G or H100x4")
+    group.add_argument(
+        "--profile", type=Path, metavar="FILE",
+        help="step times measured on this machine with `pagoda bench step-times`",
+    )  # fmt: skip
+    group.add_argument("--replicas", type=int, metavar="N", help="(default: 1)")
+    group.add_argument(
+        "--router", choices=ROUTERS, default="prefix-aware",
+        help="which replica a request goes to (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument(
+        "--goal", action="append", default=[], metavar="GOAL",
+        help="find the fewest replicas for it, such as 'p99 ttft < 2s'; may be repeated",
+    )  # fmt: skip
+    group.add_argument(
+        "--price", type=float, metavar="N", help="of a replica for an hour, in any currency"
+    )
+    group.add_argument("--json", action="store_true", help="everything as JSON")
+    add_flags(parser, TraceFileConfig)
+    add_flags(parser, UsersConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    from pagoda.simulate.goals import parse_goal
+
+    goals = [parse_goal(text) for text in args.goal]
+    if goals and args.replicas is not None:
+        raise ConfigError("--goal finds the number of replicas; leave out --replicas.")
+    if (args.replicas or 1) < 1 or (args.price or 0) < 0:
+        raise ConfigError("--replicas is at least 1, and --price at least 0.")
+    if (args.gpu is None) == (args.profile is None):
+        raise ConfigError(
+            "Where steps take how long is open: name --gpu, or the --profile of this machine that "
+            "`pagoda bench step-times MODEL --output FILE` wrote."
+        )
+    trace = _trace(args)
+    machine = _machine(args)
+    if goals:
+        return _find(args, machine, trace, goals)
+    outcome = _run(args, machine, trace, args.replicas or 1)
+    _say(args, outcome, [], [])
+    return 0
+
+
+def _find(args: argparse.Namespace, machine: "Machine", trace: "Trace", goals: "list[Goal]") -> int:
+    from pagoda.simulate.goals import replicas_for
+
+    best, tried = replicas_for(
+        goals,
+        lambda count, hopeless: _run(args, machine, trace, count, hopeless),
+        trace.num_requests,
+    )
+    _say(args, best or tried[-1], goals, tried)
+    if best is None:
+        print("No number of replicas meets the goal: each would miss it alone.", file=sys.stderr)
+    return int(best is None)
+
+
+def _run(
+    args: argparse.Namespace, machine: "Machine", trace: "Trace", count: int,
+    hopeless: "Hopeless | None" = None,
+) -> "Outcome":  # fmt: skip
+    from pagoda.simulate.world import Fleet, simulate
+
+    gc.disable()  # requests are in no cycles; looking for some takes a tenth of the time
+    try:
+        return simulate(trace, Fleet(machine, count, args.router), is_hopeless=hopeless)
+    finally:
+        gc.enable()
+
+
+def _say(
+    args: argparse.Namespace, outcome: "Outcome", goals: "list[Goal]", tried: "list[Outcome]"
+) -> None:
+    from pagoda.simulate.report import as_json, lines, tried_lines
+
+    if refusal := outcome.records.refusal:
+        print(f"The last request that was refused: {refusal}", file=sys.stderr)
+    found = as_json(outcome, goals, args.price)
+    if args.json:
+        found["tried"] = [one.fleet.replicas for one in tried]
+        print(json.dumps(found, indent=2))
+        return
+    print(for_terminal("\n".join([*tried_lines(tried, goals), *lines(found)])))
+
+
+def _trace(args: argparse.Namespace) -> "Trace":
+    config = from_namespace(TraceFileConfig, args)
+    users = from_namespace(UsersConfig, args)
+    return MadeUp(users) if config.trace is None else read_trace(config)
+
+
+def _machine(args: argparse.Namespace) -> "Machine":
+    """One replica as `pagoda serve` would plan it. Raises CapacityError where it does not fit."""
+    from pagoda.doctor import ask
+    from pagoda.planner.devices.step_table import StepTable
+    from pagoda.planner.limits import scheduler_limits
+    from pagoda.simulate.replica import Machine
+
+    config = engine_config(args)
+    question = ask.Question.of(config, argparse.Namespace(gpu=args.gpu, users=None))
+    (answer,) = ask.answers(question, [config.model.model], None)
+    resolution = answer.resolution
+    if resolution is None:
+        raise CapacityError(answer.problem)
+    plan = resolution.plan
+    if not plan.groups:
+        raise ConfigError("This model writes no text (an encoder); there is nothing to simulate.")
+    return Machine(
+        scheduler_limits(resolution.config),
+        plan.groups,
+        plan.num_slabs,
+        plan.kv_tokens,
+        StepTable(_points(args, answer)),
+        steps_in_flight=1 if answer.hardware.facts.device == "cpu" else 2,
+        enable_prefix_caching=resolution.config.cache.enable_prefix_caching,
+    )
+
+
+def _points(args: argparse.Namespace, answer: "Answer") -> "list[StepPoint]":
+    from pagoda.doctor.speeds import gpu_part
+    from pagoda.planner.devices.gpu_steps import gpu_points
+    from pagoda.planner.devices.step_table import read_profile
+    from pagoda.planner.limits import scheduler_limits
+
+    if args.profile is not None:
+        profile, model = read_profile(args.profile), engine_config(args).model.model
+        if profile.model != model:
+            print(
+                f"{args.profile} was measured with {profile.model}, not {model}.", file=sys.stderr
+            )
+        return profile.points
+    resolution = answer.resolution
+    assert resolution is not None  # it fits
+    part = gpu_part(answer.subject, resolution, answer.hardware)
+    assert part is not None  # it is named
+    sizes = [size.tokens for size in resolution.captured_sizes if size.prompts]
+    limits = scheduler_limits(resolution.config)
+    return list(gpu_points(part, limits, max(sizes, default=0)))

@@ -1,0 +1,154 @@
+"""Replicas behind a router, and the requests that come to them, on a clock that is simulated."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from heapq import heappop, heappush
+from itertools import chain, count, repeat
+from math import inf
+
+from pagoda.core.messages import AddRequest
+from pagoda.core.routing import Router, make_router
+from pagoda.core.sampling import SamplingParams
+from pagoda.simulate.records import Records
+from pagoda.simulate.replica import Machine, Replica
+from pagoda.simulate.traces import Arrival, Trace
+
+
+@dataclass(frozen=True)
+class Fleet:
+    machine: Machine
+    replicas: int = 1
+    router: str = "round-robin"
+    """One of `ROUTERS`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    fleet: Fleet
+    records: Records
+    num_requests: int
+    prefix_hits: int
+    """Prompt tokens that were found in the cache,"""
+    prefix_queries: int
+    """of so many."""
+    preemptions: int
+    steps: int
+    busy: float
+    """Share of the time in which a replica computed, on average."""
+    most_at_once: int
+    """The most requests that were under way."""
+    stopped: bool
+    """It was given up before all requests came."""
+
+
+def simulate(
+    trace: Trace,
+    fleet: Fleet,
+    *,
+    leaps: bool = True,
+    is_hopeless: Callable[[Records], bool] | None = None,
+) -> Outcome:
+    """Have the fleet serve a trace. `leaps` False takes steps one by one, with the same outcome.
+    `is_hopeless` ends it early; it is asked after each request."""
+    world = _World(trace, fleet, leaps)
+    stopped = world.run(is_hopeless)
+    stats = [replica.scheduler.stats() for replica in world.replicas]
+    records = world.records
+    span = records.duration * fleet.replicas
+    return Outcome(
+        fleet,
+        records,
+        trace.num_requests,
+        prefix_hits=sum(one.prefix_hits for one in stats),
+        prefix_queries=sum(one.prefix_queries for one in stats),
+        preemptions=sum(one.num_preemptions for one in stats),
+        steps=sum(one.num_steps for one in stats),
+        busy=sum(replica.busy for replica in world.replicas) / span if span else 0.0,
+        most_at_once=world.most_at_once,
+        stopped=stopped,
+    )
+
+
+class _World:
+    """Who comes at a time comes before what is due then."""
+
+    def __init__(self, trace: Trace, fleet: Fleet, leaps: bool):
+        self.records = Records()
+        self.replicas = [
+            Replica(fleet.machine, self.records, leaps=leaps) for _ in range(fleet.replicas)
+        ]
+        block_size = fleet.machine.groups[0].block_size
+        self._router: Router = make_router(fleet.router, block_size)
+        self._due: list[tuple[float, int]] = []
+        """When each replica that is not idle is due; times that are no longer true among them."""
+        self._coming = iter(trace)
+        self._next = next(self._coming, None)
+        self._back: list[tuple[float, int, Arrival]] = []
+        """Who comes back, and when."""
+        self._numbers = count()
+        self._num_live = self.most_at_once = 0
+
+    def run(self, is_hopeless: Callable[[Records], bool] | None = None) -> bool:
+        """Until nothing is left to be done; whether it was ended early."""
+        if self._next is not None:
+            self.records.began = self._next.time
+        while True:
+            coming = inf if self._next is None else self._next.time
+            back = self._back[0][0] if self._back else inf
+            due = self._due[0][0] if self._due else inf
+            if due < min(coming, back):
+                time, place = heappop(self._due)
+                if self.replicas[place].wakes_at == time:
+                    self.replicas[place].wake(self._ended)
+                    self._will_wake(place)
+            elif coming <= back:
+                if self._next is None:
+                    return False
+                arrival, self._next = self._next, next(self._coming, None)
+                self._admit(arrival)
+            else:
+                self._admit(heappop(self._back)[2])
+            if is_hopeless is not None and is_hopeless(self.records):
+                return True
+
+    def _admit(self, arrival: Arrival) -> None:
+        message = _message(arrival, next(self._numbers))
+        if len(self.replicas) == 1:
+            place = 0
+        else:
+            loads = [replica.load for replica in self.replicas]
+            place = self._router.choose(message, loads)
+        replica = self.replicas[place]
+        before = replica.wakes_at
+        if replica.add(arrival.time, arrival, message):
+            self._num_live += 1
+            self.most_at_once = max(self.most_at_once, self._num_live)
+        if replica.wakes_at != before:
+            self._will_wake(place)
+
+    def _ended(self, arrival: Arrival, now: float) -> None:
+        self._num_live -= 1
+        if arrival.then is not None:
+            following = arrival.then(now)
+            heappush(self._back, (following.time, next(self._numbers), following))
+
+    def _will_wake(self, place: int) -> None:
+        time = self.replicas[place].wakes_at
+        if time is not None:
+            heappush(self._due, (time, place))
+
+
+def _message(arrival: Arrival, number: int) -> AddRequest:
+    tokens = list(chain.from_iterable(repeat(token, length) for token, length in arrival.prompt))
+    return AddRequest(
+        req_id=str(number),
+        prompt_token_ids=tokens,
+        sampling=_sampling(arrival.output_len),
+        session=arrival.session,
+    )
+
+
+@lru_cache(1 << 16)
+def _sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
