@@ -15,7 +15,7 @@ from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import check_parallel
 from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
-from pagoda.core.messages import EngineReady
+from pagoda.core.messages import EngineReady, LoadedAdapter
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
@@ -177,27 +177,39 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     )
     with phases.timed("load adapters") if adapters is not None else nullcontext():
         named = [core.adapters.load(path) for path in start.config.adapters.paths]
-    ready = EngineReady(
-        max_model_len=resolution.config.model.max_model_len,
-        vocab_size=spec.vocab_size,
-        num_blocks=max(1, resolution.plan.num_slabs),
-        block_size=resolution.config.cache.block_size,
-        kv_tokens=resolution.plan.kv_tokens,
-        max_num_seqs=resolution.config.scheduler.max_num_seqs,
-        kv_cache_dtype=resolution.config.cache.kv_cache_dtype,
-        device=device.name,
-        generates=spec.writes_text,
-        hidden_size=spec.hidden_size,
-        pooling=spec.pooling,
-        speculation=resolution.config.speculation.method,
-        media=media_sizes(resolution.config, processors),
-        max_loras=resolution.config.adapters.slots,
-        adapters=named,
-        ledger=phases.ledger.rows(),
-    )
+    media = media_sizes(resolution.config, processors)
+    ready = _ready(start, resolution, device.name, media, named)
     for line in phases.ledger.lines():
         log.info("%s", line)
     return core, ready
+
+
+def _ready(
+    start: _Start,
+    resolution: Resolution,
+    device: str,
+    media: dict[str, int],
+    adapters: list[LoadedAdapter],
+) -> EngineReady:
+    config, plan = resolution.config, resolution.plan
+    return EngineReady(
+        max_model_len=config.model.max_model_len,
+        vocab_size=start.spec.vocab_size,
+        num_blocks=max(1, plan.num_slabs),
+        block_size=config.cache.block_size,
+        kv_tokens=plan.kv_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
+        device=device,
+        generates=start.spec.writes_text,
+        hidden_size=start.spec.hidden_size,
+        pooling=start.spec.pooling,
+        speculation=config.speculation.method,
+        media=media,
+        max_loras=config.adapters.slots,
+        adapters=adapters,
+        ledger=start.phases.ledger.rows(),
+    )
 
 
 def _with_threads(device: "Device", start: _Start, resolution: Resolution) -> "Device":

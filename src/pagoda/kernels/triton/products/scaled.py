@@ -1,8 +1,7 @@
 """Products of fp8 weights with activations rounded to fp8, by the library's scaled matmul.
 
 With tensor cores that take fp8 these products are twice as fast as those of 16-bit numbers, and of
-few tokens as fast as memory: on an H100 52 us for 28,672 x 4,096 weights, 48 for one token, which
-keeps its own precision (`gemm`).
+few tokens as fast as memory is. A single token keeps its own precision (`gemm`), and takes as long.
 
 Scales are of whole rows, or of `GROUP` columns of one: so are weights in blocks of 128 x 128 kept,
 and cuBLAS takes scales of weights as well as those of activations in that shape, on sm_90.
@@ -23,8 +22,6 @@ Tensor = torch.Tensor
 
 logger = get_logger(__name__)
 
-FEWEST_IN_GROUPS = 128
-"""The fewest tokens that these kernels compute where rows have several scales."""
 GROUP = 128
 """Columns that share a scale where a row has several."""
 _LARGEST = 448.0  # of E4M3
@@ -71,13 +68,11 @@ def declines(x: Tensor, matrix: GpuMatrix, out_dtype: torch.dtype) -> str | None
     """Why x [tokens, columns] is not multiplied with the matrix so, or None."""
     if matrix.storage != "FP8" or matrix.scales is None:
         return "the weights are not fp8"
-    in_groups = len(matrix.scales) > 1
-    if in_groups and len(x) < FEWEST_IN_GROUPS:
-        return f"fewer than {FEWEST_IN_GROUPS} tokens are faster without"
     if capability(x) < 89:
         return "fp8 tensor cores begin with sm_89"
     if x.dtype != torch.bfloat16 or out_dtype != torch.bfloat16:
         return "the library's products with a scale per row are in bfloat16"
+    in_groups = len(matrix.scales) > 1
     if in_groups and matrix.layout.group != GROUP:
         return f"weights have scales of {matrix.layout.group} columns, not of {GROUP} or of rows"
     if in_groups and capability(x) != 90:
