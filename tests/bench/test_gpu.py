@@ -1,6 +1,8 @@
 """`bench gpu` without a GPU: its models, its rooflines, its page."""
 
+import argparse
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,11 +10,14 @@ import torch
 
 from pagoda.arch.registry import spec_for
 from pagoda.base.errors import ConfigError
+from pagoda.bench.gpus import run
 from pagoda.bench.gpus.models import MODELS
-from pagoda.bench.gpus.report import replaced, tables
+from pagoda.bench.gpus.report import BEGIN, END, replaced, tables
 from pagoda.bench.gpus.run import Ceilings, Measured, _add_best, measure_all
+from pagoda.cli.benches import gpu
 from pagoda.cli.main import main
 from pagoda.planner.memory.tensors import parameter_count
+from pagoda.runtime import device
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "gpu.md"
 PLAIN = frozenset()
@@ -97,7 +102,7 @@ def test_the_table(monkeypatch):
             return {"error": "no room"}
         return {"transformers": 250.0} if what == "transformers" else dict(FIGURES)
 
-    results = measure_all((MODELS[0], MODELS[3]), apart)
+    results = list(measure_all((MODELS[0], MODELS[3]), apart))
     text = tables(results, Ceilings(3e12, 7e14), {"GPU": "H100", "date": "2030-01-02"})
     assert "- GPU: H100\n- date: 2030-01-02\n- it copies 3,000 GB/s" in text
     assert "multiplies 700 Tflop/s" in text
@@ -112,11 +117,36 @@ def test_the_table(monkeypatch):
     assert widths == {9}
 
 
+def test_what_is_measured_stays(tmp_path, monkeypatch, capsys):
+    """Rows are on the page as soon as they are known, and models may go without transformers."""
+    page, asked = tmp_path / "page.md", []
+    page.write_text(f"# Page\n{BEGIN}\n\nold\n\n{END}\n")
+
+    def apart(what, name):
+        asked.append((what, name))
+        if len(asked) == 2:
+            assert "| Some-7B, bfloat16 |" in page.read_text()
+            raise KeyboardInterrupt
+        return dict(FIGURES)
+
+    monkeypatch.setattr(run, "measure_all", partial(measure_all, apart=apart))
+    monkeypatch.setattr(run, "measure_ceilings", lambda *args: Ceilings(3e12, 7e14))
+    monkeypatch.setattr(device, "make_device", lambda name: device.CpuDevice())
+    names = ["gpt-oss-20b", "Qwen3-VL-8B"]
+    parser = argparse.ArgumentParser()
+    gpu.add_arguments(parser)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.run(parser.parse_args([*names, "--without-transformers", "--output", str(page)]))
+    assert asked == [("pagoda", name) for name in names]
+    assert "--without-transformers" in page.read_text()
+    assert capsys.readouterr().out.startswith("| Some-7B")
+
+
 def test_the_page_keeps_all_but_its_tables():
     page = PAGE.read_text()
     new = replaced(page, "TABLES")
-    assert "TABLES" in new and "not run on hardware" not in new
-    assert new.replace("TABLES", "not run on hardware") == page
+    head, tail = page.split(BEGIN)[0], page.split(END)[1]
+    assert new == f"{head}{BEGIN}\n\nTABLES\n\n{END}{tail}" and replaced(new, "TABLES") == new
     with pytest.raises(ValueError, match="measured"):
         replaced("# No marks", "TABLES")
 
@@ -130,9 +160,7 @@ def test_without_a_gpu_it_says_so_in_a_line(capsys):
 
 
 def test_unknown_models_are_named():
-    from pagoda.cli.benches.gpu import _chosen
-
-    assert _chosen(["GPT-OSS-20B"]) == (BY_NAME["gpt-oss-20b"],)
-    assert _chosen([]) == MODELS
+    assert gpu._chosen(["GPT-OSS-20B"]) == (BY_NAME["gpt-oss-20b"],)
+    assert gpu._chosen([]) == MODELS
     with pytest.raises(ConfigError, match="'gpt-2' is none of the models"):
-        _chosen(["gpt-2"])
+        gpu._chosen(["gpt-2"])

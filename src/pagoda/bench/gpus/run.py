@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -180,9 +180,11 @@ def worker(what: str, model: GpuModel, device: "Device") -> dict[str, Any]:
 
 
 def measure_all(
-    models: tuple[GpuModel, ...], apart: Callable[[str, str], dict[str, Any]] = run_apart
-) -> list[Measured]:
-    results = []
+    models: tuple[GpuModel, ...],
+    apart: Callable[[str, str], dict[str, Any]] = run_apart,
+    beside_transformers: bool = True,
+) -> Iterator[Measured]:
+    """One after the other."""
     for model in models:
         found = apart("pagoda", model.name)
         if "error" in found:
@@ -191,12 +193,11 @@ def measure_all(
             for name in ("decode", "decode_best"):  # JSON's keys are texts
                 found[name] = {int(batch): speed for batch, speed in found[name].items()}
             result = Measured(**found)
-        if not result.note and find_spec("transformers") is not None:
+        if beside_transformers and not result.note and find_spec("transformers") is not None:
             theirs = apart("transformers", model.name)
             result.transformers = theirs.get("transformers")
             result.note = f"transformers: {theirs['error']}" if "error" in theirs else ""
-        results.append(result)
-    return results
+        yield result
 
 
 def _add_best(

@@ -10,7 +10,7 @@ from pathlib import Path
 from pagoda.base.errors import ConfigError
 from pagoda.bench.gpus.models import MODELS, GpuModel
 
-USAGE = "[MODEL ...] [--output FILE]"
+USAGE = "[MODEL ...] [--without-transformers] [--output FILE]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", "-o", metavar="FILE",
         help="page whose part between the marks is written anew, such as docs/benchmarks/gpu.md",
     )  # fmt: skip
+    parser.add_argument(
+        "--without-transformers", action="store_true", help="leave out what it is compared with"
+    )
     parser.add_argument("--worker", choices=("pagoda", "transformers"), help=argparse.SUPPRESS)
 
 
@@ -33,17 +36,27 @@ def run(args: argparse.Namespace) -> int:
         print("No NVIDIA GPU that torch can use is here; nothing was measured.", file=sys.stderr)
         return 1
     from pagoda.bench.gpus.report import replaced, tables
-    from pagoda.bench.gpus.run import measure_all, measure_ceilings, usual_type, worker
+    from pagoda.bench.gpus.run import (
+        Measured,
+        measure_all,
+        measure_ceilings,
+        usual_type,
+        worker,
+    )
 
     if args.worker is not None:
         print(json.dumps(worker(args.worker, models[0], device)))
         return 0
     page = Path(args.output).read_text() if args.output else ""
     ceilings = measure_ceilings(device, usual_type(device))
-    text = tables(measure_all(models), ceilings, _about(device.facts().name, args))
-    print(text)
-    if args.output:
-        Path(args.output).write_text(replaced(page, text))
+    about, results = _about(device.facts().name, args), list[Measured]()
+    for result in measure_all(models, beside_transformers=not args.without_transformers):
+        results.append(result)
+        text = tables(results, ceilings, about)
+        # What is measured stays, whatever becomes of the models behind it.
+        if args.output:
+            Path(args.output).write_text(replaced(page, text))
+        print(text if len(results) == len(models) else text.splitlines()[-1], flush=True)
     return 0
 
 
@@ -68,6 +81,7 @@ def _about(gpu: str, args: argparse.Namespace) -> dict[str, str]:
         except PackageNotFoundError:
             versions.append(f"no {package}")
     words = ["pagoda", "bench", "gpu", *args.models]
+    words += ["--without-transformers"] if args.without_transformers else []
     words += ["--output", args.output] if args.output else []
     return {
         "GPU": gpu,
