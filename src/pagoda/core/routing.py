@@ -52,10 +52,15 @@ class LeastLoaded:
         return shares.index(min(shares))
 
 
+_PER_REQUEST = 64
+"""Tokens of a prompt: a request that runs at a replica slows others as much as computing them
+would."""
+
+
 class PrefixAware:
-    """Where the least is left to do: the share of the prompt that a replica would compute, plus the
-    share of it that is taken. So a replica without any of a prefix is chosen before one with all of
-    it once that is fuller by a whole replica.
+    """Where the least is left to do: the tokens of the prompt that a replica would compute, plus
+    `_PER_REQUEST` for each request that runs there. A beginning that all prompts share is soon at
+    each replica, and a long one that a few share stays where it is. One that is full comes last.
 
     What lies where is remembered from the prompts that were sent, as many blocks of each replica as
     its cache holds, those used last; replicas are not asked.
@@ -72,7 +77,10 @@ class PrefixAware:
         hashes = BlockHashes.of(request, self._block_size)
         names = hashes.extend(prompt, len(prompt) // self._block_size)
         costs = [
-            1 - self._num_known(place, names) * self._block_size / len(prompt) + load.share
+            (
+                load.share >= 1,
+                _PER_REQUEST * load.requests - self._num_known(place, names) * self._block_size,
+            )
             for place, load in enumerate(replicas)
         ]
         place = costs.index(min(costs))

@@ -239,8 +239,10 @@ def test_a_router_follows_prefixes_until_a_replica_is_full():
     )
     assert ask(1, empty, empty) == 0
     assert ask(2, empty._replace(requests=1), empty) == 1
-    assert ask(1, empty._replace(requests=7), empty) == 0
-    assert ask(1, empty._replace(requests=9), empty) == 1
+    assert ask(1, empty._replace(requests=2), empty) == 0
+    assert ask(1, empty._replace(requests=3), empty) == 1
+    assert ask(3, empty._replace(requests=9, max_requests=9), empty._replace(requests=5)) == 1
+    assert ask(3, empty, empty._replace(requests=8)) == 0
     assert ask(2, empty, empty) == 1
     least = make_router("least-loaded", 16)
     assert least.choose(None, [empty._replace(prompt_tokens=9), empty]) == 1
