@@ -114,6 +114,70 @@ def test_captured_steps_may_have_drafts(form, nobody, device):
     torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
 
 
+BORDERS = ([1, 15, 16, 17, 0, 63, 64, 65, 130, 18], [0, 4, 0, 3, 9, 0, 64, 1, 0, 2], [0] * 9 + [3])
+
+
+def rule_inputs(tokens, heads, dtype, device):
+    """(qkv, strengths, decay) of half as many key heads, of keys of 24 and values of 16."""
+    qkv = spread_rows((tokens, heads * 24 + heads * 16), dtype, device)
+    strength, x = (spread_rows((tokens, 2 * heads), dtype, device) * 2).chunk(2, dim=1)
+    rate, bias = -torch.rand(heads, device=device), torch.randn(heads, device=device)
+    return qkv, strength, reference.Decay(x, rate, bias)
+
+
+@pytest.mark.parametrize(("dtype", "tiled"), [(torch.float16, False), (torch.bfloat16, True)])
+def test_prompts_that_end_around_a_chunk(dtype, tiled, device):
+    """Beside each other, with states from before or without; two rows are nobody's."""
+    cache, slots = step((4, 24, 16), *BORDERS, device, more_rows=2)
+    qkv, *rest = rule_inputs(sum(BORDERS[0]) + 2, 4, dtype, device)
+    expected_cache = cache.clone()
+    expected = reference.gated_delta_rule(qkv.clone(), *rest, expected_cache, slots, tiled=tiled)
+    found = delta_net.gated_delta_rule(qkv, *rest, cache, slots, tiled=tiled)
+    torch.testing.assert_close(found, expected, **TOLERANCE[dtype])
+    torch.testing.assert_close(cache, expected_cache, equal_nan=True, **FAST)
+
+
+def test_a_prompt_has_the_same_bits_whatever_is_beside_it(device):
+    """Nor does it matter where its rows lie."""
+    cache, slots = step((2, 24, 16), [65, 3, 1, 70], [5, 0, 2, 2], [0] * 4, device)
+    qkv, strength, decay = rule_inputs(139, 2, torch.bfloat16, device)
+    before, last = cache.clone(), slice(69, 139)
+    beside = delta_net.gated_delta_rule(qkv, strength, decay, cache, slots, tiled=False)
+    own = reference.StateSlots(
+        slots.read[3:], slots.write[last], slots.query_start[3:] - 69, slots.kv_lens[3:]
+    )
+    decay = decay._replace(x=decay.x[last])
+    alone = delta_net.gated_delta_rule(qkv[last], strength[last], decay, before, own, tiled=False)
+    assert torch.equal(alone, beside[last])
+    assert slots.write[-1] > 0
+    assert torch.equal(before[slots.write[-1]], cache[slots.write[-1]])
+
+
+@pytest.mark.parametrize("cuts", [[64, 66], [1, 129], [65, 16, 49]], ids=str)
+def test_a_prompt_that_is_cut(cuts, device):
+    """Into steps: as the whole, to what is rounded in between."""
+    qkv, strength, decay = rule_inputs(130, 2, torch.bfloat16, device)
+    whole, state = torch.zeros(2, 2, 24, 16, device=device), None
+    expected = None
+    for lengths in ([130], cuts):
+        cache, out, end = torch.full_like(whole, torch.nan), [], 0
+        for length in lengths:
+            rows, end = slice(end, end + length), end + length
+            write = torch.zeros(length, dtype=torch.int32, device=device)
+            write[-1] = 1
+            ints = (torch.tensor(x, dtype=torch.int32, device=device)
+                    for x in ([0, length], [end]))  # fmt: skip
+            slots = reference.StateSlots(write[-1:], write, *ints)
+            own = decay._replace(x=decay.x[rows])
+            out.append(
+                delta_net.gated_delta_rule(qkv[rows], strength[rows], own, cache, slots, tiled=True)
+            )
+        if expected is None:
+            expected, state = torch.cat(out), cache[1]
+    torch.testing.assert_close(torch.cat(out), expected, **TOLERANCE[torch.bfloat16])
+    torch.testing.assert_close(cache[1], state, **FAST)
+
+
 LONG = ([17, 1, 150, 150, 600, 3, 0, 64, 18], [0, 4, 0, 90, 33, 0, 5, 7, 2], [0] * 8 + [2])
 
 
