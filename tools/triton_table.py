@@ -228,7 +228,7 @@ def _reason(form: Form, target: int, need: Needs) -> str:
     """For spilling."""
     if need.registers < _MOST_REGISTERS and need.spilled <= _FEW_BYTES:
         return SPILLS["room"]
-    if form.kernel == "delta_net.rule":
+    if form.kernel == "delta_net.by_chunk":
         return SPILLS["state"] if need.spilled <= _FEW_BYTES else ""
     if form.kernel in ("gemm.tiles", "experts.grouped") and need.spilled <= _FEW_BYTES:
         return SPILLS["codes"]

@@ -18,7 +18,7 @@ from pagoda.kernels.triton.order import LEAST, index_of, packed, value_of
 
 Tensor = torch.Tensor
 
-MOST_ALONE = 64
+MOST_ALONE = 128
 """Assignments (a token's places in `ids`); and no more than two for each expert. So few compute
 alone, each on its expert's weights, and need no order."""
 _CHUNK = 64
