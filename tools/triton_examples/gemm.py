@@ -25,7 +25,7 @@ AS_ANOTHER = ("INT8", "IQ4_NL", "Q4_0", "Q4_1", "Q5_0")
 """Codes as in Q8_0, IQ4_XS, INT4, UINT4 and Q5_1."""
 OF_WHOLE_ROWS = ("FP8", "INT8")
 """Published with a scale for each row."""
-SMALL, LARGE = 16, 512
+SMALL, LARGE = 16, 256
 """Tokens, for the smallest tile and the largest."""
 
 
