@@ -379,7 +379,7 @@ def test_each_engine_has_gpus_of_its_own(monkeypatch):
     parallel = ParallelConfig(tensor_parallel_size=2, data_parallel_size=3)
     config = replace(EngineConfig(), parallel=parallel)
     parts = launch.parts_of(MemoryRoom(), config)
-    assert [part.first_gpu for part in parts] == [0, 2, 4]
+    assert [(part.first_gpu, part.replica) for part in parts] == [(0, 0), (2, 1), (4, 2)]
     _, one = replica_part(config, facts)
     assert (one.total_memory, one.free_memory) == (80, 70)
     assert (one.num_threads, one.host_memory) == (3, 16)

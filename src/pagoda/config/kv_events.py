@@ -1,7 +1,7 @@
 """`--kv-events-config`, as vLLM spells it: where routers hear what the prefix cache holds."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pagoda.base.errors import ConfigError
@@ -34,6 +34,16 @@ class KVEventsConfig:
     def publishes(self) -> bool:
         return self.enable_kv_cache_events and self.publisher != "null"
 
+    def of_replica(self, index: int) -> "KVEventsConfig":
+        """Those of one of several engines, each of which has a port of its own: `index` ports
+        further on."""
+        replay = self.replay_endpoint
+        return replace(
+            self,
+            endpoint=_further(self.endpoint, index),
+            replay_endpoint=None if replay is None else _further(replay, index),
+        )
+
 
 def kv_events(given: Mapping[str, Any]) -> KVEventsConfig:
     """ConfigError names the key that is wrong, and what it takes."""
@@ -65,6 +75,13 @@ def _check(key: str, value: object, kind: object) -> None:
         raise _wrong(f"{key} is {value!r}; it takes an address such as tcp://*:5557")
     elif key == "publisher" and value not in _PUBLISHERS:
         raise _wrong(f"publisher is {value!r}; it is one of {', '.join(_PUBLISHERS)}")
+
+
+def _further(endpoint: str, index: int) -> str:
+    if not endpoint.startswith("tcp://"):
+        return f"{endpoint}_dp{index}" if index else endpoint
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + index}" if port.isdigit() else endpoint
 
 
 def _wrong(said: str) -> ConfigError:

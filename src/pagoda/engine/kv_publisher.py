@@ -22,8 +22,6 @@ from pagoda.core.kv_events import Event
 log = get_logger(__name__)
 
 _END = (-1).to_bytes(8, "big", signed=True)
-_RANK = 0
-"""One engine is no part of a data parallel group: the only rank there is."""
 # What was published last has so long to leave when the engine ends.
 _LINGER_MS = 200
 # The thread has so long to publish what waits.
@@ -35,9 +33,11 @@ class KVPublisher:
     """Hands batches to a thread that owns the sockets: neither a subscriber that is slow nor one
     that asks for old batches holds a step up."""
 
-    def __init__(self, config: KVEventsConfig, take: Callable[[], list[Event]]):
-        """`take`: the events since it was called last. ConfigError where an endpoint is taken."""
-        self._take = take
+    def __init__(self, config: KVEventsConfig, take: Callable[[], list[Event]], replica: int = 0):
+        """`take`: the events since it was called last, of that one of a model's engines.
+        ConfigError where an endpoint is taken."""
+        config = config.of_replica(replica)
+        self._take, self._replica = take, replica
         self._encode = msgspec.msgpack.Encoder().encode
         self._next = 0
         self._lost = 0
@@ -66,7 +66,7 @@ class KVPublisher:
             return
         # The numbers of batches that are lost are missing, by which subscribers tell.
         number, self._next = self._next, self._next + 1
-        batch = self._encode((time.time(), events, _RANK))
+        batch = self._encode((time.time(), events, self._replica))
         try:
             self._feed.send_multipart((number.to_bytes(8, "big"), batch), zmq.NOBLOCK)
         except zmq.Again:

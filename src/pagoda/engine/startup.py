@@ -116,7 +116,7 @@ class _Start:
 
 def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, EngineReady]:
     spec, phases, ranks = start.spec, start.phases, start.ranks
-    first_gpu = 0 if room is None else room.first_gpu
+    first_gpu, replica = (0, 0) if room is None else (room.first_gpu, room.replica)
     facts, device = _find_device(start, first_gpu)
     config, part = replica_part(start.config, facts)
     # Other replicas may have taken their parts of what was free; the room says this one's.
@@ -162,7 +162,9 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     scheduler = _make_scheduler(resolution, spec)
     # Before anything is in the cache.
     events = start.config.cache.kv_events
-    publisher = KVPublisher(events, scheduler.watch_cache().take) if events.publishes else None
+    publisher = None
+    if events.publishes:
+        publisher = KVPublisher(events, scheduler.watch_cache().take, replica)
     prefixes = _kept_prefixes(start, resolution, scheduler.kv, runner)
     core = EngineCore(
         scheduler,

@@ -59,3 +59,13 @@ def test_when_events_are_published(config, publishes):
 def test_what_is_wrong_is_named(config, said):
     with pytest.raises(ConfigError, match=f"--kv-events-config: .*{said}"):
         CacheConfig(kv_events_config=config)
+
+
+def test_each_of_several_engines_has_ports_of_its_own():
+    asked = kv_events({"endpoint": "tcp://*:5557", "replay_endpoint": "ipc:///run/again"})
+    assert asked.of_replica(0) == asked
+    second = asked.of_replica(1)
+    assert (second.endpoint, second.replay_endpoint) == ("tcp://*:5558", "ipc:///run/again_dp1")
+    assert kv_events({"endpoint": "tcp://[::]:9"}).of_replica(2).endpoint == "tcp://[::]:11"
+    assert kv_events({"endpoint": "tcp://*:*"}).of_replica(2).endpoint == "tcp://*:*"
+    assert kv_events({}).of_replica(3).replay_endpoint is None

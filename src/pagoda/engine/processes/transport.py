@@ -36,6 +36,8 @@ class MemoryRoom(msgspec.Struct):
     """Most of a CPU's free memory that counts for this one, one of several replicas."""
     first_gpu: int = 0
     """Those before are other replicas'."""
+    replica: int = 0
+    """Which of them this one is."""
     least_context: int = 0
     """With fewer tokens of context than this (or the model's own) there is no room for it."""
 

@@ -36,4 +36,7 @@ def parts_of(room: MemoryRoom, config: EngineConfig) -> list[MemoryRoom]:
         limit=None if room.limit is None else room.limit // size,
         cpu_part=free // (size * ranks),
     )
-    return [msgspec.structs.replace(part, first_gpu=index * ranks) for index in range(size)]
+    return [
+        msgspec.structs.replace(part, first_gpu=index * ranks, replica=index)
+        for index in range(size)
+    ]
