@@ -65,7 +65,7 @@ def test_what_steps_launch_was_found_ahead(found, family):
     kernels = {name.partition(" ")[0] for name in ahead}
     assert {"draw.draw", "sampling.mask_logits", "norm.rms_norm"} <= kernels
     assert ("experts.alone" in kernels) == (family != "llama")
-    assert ("delta_net.rule" in kernels) == (family == "qwen3_5_moe")
+    assert ("delta_net.by_token" in kernels) == (family == "qwen3_5_moe")
 
 
 def test_each_is_found_once(found):
