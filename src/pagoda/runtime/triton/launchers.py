@@ -1,4 +1,4 @@
-"""What Triton needs beside itself to launch a kernel: some versions compile C for each."""
+"""What Triton needs beside itself to launch kernels: it compiles C for that, once or for each."""
 
 import platform
 import shlex
@@ -7,7 +7,6 @@ import sysconfig
 from pathlib import Path
 
 import triton
-from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from pagoda.base import env
@@ -32,8 +31,6 @@ def check_launchers() -> None:
 def launcher_problem() -> str | None:
     """What is missing for launching kernels that are not compiled yet, and how to install it; None
     where nothing is."""
-    if not hasattr(nvidia, "make_launcher"):  # as in 3.9: it has a launcher for all
-        return None
     missing, packages = [], []
     chosen = env.get("CC")
     if not (shutil.which(chosen) if chosen else shutil.which("gcc") or shutil.which("clang")):
