@@ -23,9 +23,9 @@ def _is_installed(module: str) -> bool:
 
 
 def _reads_blocks() -> bool:
-    """Whether this torch's `varlen_attn` takes a block table."""
+    """Whether this torch's `varlen_attn` takes a block table, and all else that it is given."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return False
-    return {"block_table", "seqused_k"} <= set(signature(varlen_attn).parameters)
+    return {"block_table", "seqused_k", "enable_gqa"} <= set(signature(varlen_attn).parameters)

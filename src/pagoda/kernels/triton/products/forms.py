@@ -98,7 +98,7 @@ def linear_form(tokens: int, target: int) -> Form:
     """The form for a linear layer; not for single tokens. As measured on an H100."""
     if _is_large(target):
         if tokens <= 64:
-            return Form(64, 128, 4, 2) if tokens > 32 else _few(tokens)
+            return Form(64, 128, 4, 2) if tokens > 32 else _few(tokens)._replace(stages=2)
         return Form(128, 128, 8, 2)
     if tokens <= 32:
         return _few(tokens)
@@ -107,7 +107,7 @@ def linear_form(tokens: int, target: int) -> Form:
 
 
 def _few(tokens: int) -> Form:
-    return Form(16 if tokens <= 16 else 32, 64, 4, 2)
+    return Form(16, 64, 4, 3) if tokens <= 16 else Form(32, 64, 4, 2)
 
 
 def _is_large(target: int) -> bool:

@@ -191,8 +191,8 @@ def _multiply(given: Activations, matrix: GpuMatrix, bias: Tensor | None, out: T
         out.copy_(plain_matmul(wide, matrix.low, added, out.dtype if out.dtype == torch.float32
                                else None))  # fmt: skip
     elif tokens <= (1 if has_dot(x) else _MOST_WITHOUT_DOT):
-        rows = rows_of_tile(matrix.layout, x.dtype, matrix.rows)
-        _launch(Form(1, rows, 4, 2), x, matrix, bias, out)
+        tile = rows_of_tile(matrix.layout, x.dtype, matrix.rows)
+        _launch(Form(1, tile, 4, 2), x, matrix, bias, out)
     elif scaled.declines(x, matrix, out.dtype) is None:
         out.copy_(scaled.matmul(x, matrix, bias))
     elif has_dot(x) and tokens <= MOST_FUSED:
