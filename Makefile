@@ -15,7 +15,7 @@ BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
-  check format docs bench bench-agent bench-peers gpu-check clean
+  check format docs bench bench-agent bench-install bench-peers gpu-check clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -29,6 +29,7 @@ help:
 	@echo "make bench       latency and throughput of the default model on this machine"
 	@echo "make bench-peers  Pagoda beside its peers in turns; installs them first, takes an hour"
 	@echo "make gpu-check   ten minutes on an NVIDIA GPU: faults, figures, and what to fix first"
+	@echo "make bench-install  from a fresh clone to the first token, step by step"
 	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
 	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
@@ -46,14 +47,15 @@ $(VENV)/.torch: constraints.txt | $(BIN)/python
 	$(if $(COMPILER),,$(PIP) install --quiet ziglang)
 	@touch $@
 
+# Kernels are compiled for the CPU at hand; a wheel has those of all (tools/install.py).
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
-	@echo "Installing Pagoda itself: its kernels are compiled, which takes a few silent minutes."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e .
+	@echo "Installing Pagoda itself; compiling its kernels takes a minute or two."
+	@$(if $(COMPILER),,$(ZIG)) $(BIN)/python tools/install.py
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
-	@echo "Installing Pagoda with what tests and checks need (kernels take a few silent minutes)."
-	$(if $(COMPILER),,$(ZIG)) $(PIP) install --quiet -c constraints.txt -e "./agent[mcp]" -e ".[video,audio,test,dev]"
+	@echo "Installing Pagoda with what tests and checks need; compiling its kernels takes a minute or two."
+	@$(if $(COMPILER),,$(ZIG)) $(BIN)/python tools/install.py video,audio,test,dev
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed
@@ -112,6 +114,9 @@ bench-peers: install-dev
 # With the Python that has torch for CUDA and Triton; nothing is installed.
 gpu-check:
 	PYTHONPATH=src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(ARGS)
+
+bench-install:
+	$(PYTHON) -m bench.install $(ARGS)
 
 bench-agent: install-dev
 	$(BIN)/python -m bench.agent $(ARGS)

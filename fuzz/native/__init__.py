@@ -73,7 +73,7 @@ def build(isa: str) -> Path:
         return driver
     _BUILD.mkdir(parents=True, exist_ok=True)
     own = [ROOT / "native" / name for name in ("driver.cpp", "main.cpp")]
-    names = ("kernels.cpp", "packed.cpp", "grids.cpp", "pool.cpp", "memory.cpp")
+    names = ("kernels.cpp", "products.cpp", "packed.cpp", "grids.cpp", "pool.cpp", "memory.cpp")
     theirs = [_CSRC / name for name in names]
     defined = (f"-DPAGODA_ISA={isa}", f"-DPAGODA_ISA_{family}=1")
     part = driver.with_suffix(f".{os.getpid()}")

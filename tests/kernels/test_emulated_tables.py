@@ -38,7 +38,9 @@ def compare_tables(tmp_path_factory) -> Path:
     parts = (program, *(CSRC / f"{name}.cpp" for name in ("pool", "cpu", "grids")))
     units = {path.stem: (path, []) for path in parts}
     for isa, flags in TABLES.items():
-        units[isa] = (CSRC / "kernels.cpp", [f"-DPAGODA_ISA={isa}", *flags])
+        for part in ("kernels", "products"):
+            source = CSRC / f"{part}.cpp"
+            units[f"{part}_{isa}"] = (source, [f"-DPAGODA_ISA={isa}", *flags])
 
     def compile_unit(name: str) -> str:
         source, flags = units[name]

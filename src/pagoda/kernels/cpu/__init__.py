@@ -145,6 +145,8 @@ def _make(threads: int | list[NodeThreads]) -> Any | None:
             "times slower. Install a C++ compiler (Debian: apt install g++) and Pagoda again."
         )
         return None
+    if isa is None:
+        _warn_of_missing_set()
     try:
         return _native.Native(threads, isa or "")
     except ValueError as error:
@@ -152,3 +154,15 @@ def _make(threads: int | list[NodeThreads]) -> Any | None:
             f"The variable PAGODA_CPU_ISA is {isa!r}: this build has no such instruction set; "
             f"write {', '.join(_native.INSTRUCTION_SETS)} or none."
         ) from error
+
+
+@cache
+def _warn_of_missing_set() -> None:
+    missing = _native.MISSING_INSTRUCTION_SET
+    if missing:
+        log.warning(
+            "Pagoda's kernels were compiled for another CPU: %s, which this one runs, would be faster "
+            "than %s. Install Pagoda again on this machine (in a clone: make clean install).",
+            missing,
+            _native.INSTRUCTION_SETS[0],
+        )

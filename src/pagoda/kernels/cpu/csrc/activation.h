@@ -68,7 +68,7 @@ inline void map_row(const float* x, float* y, int64_t size, Function function) {
     for (int64_t i = whole; i < size; ++i) y[i] = lanes[i - whole];
 }
 
-void gelu(const Gelu& op, int64_t rows, Pool& pool) {
+inline void gelu(const Gelu& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
         const float* x = op.x + row * op.size;
         float* y = op.y + row * op.size;
@@ -77,7 +77,7 @@ void gelu(const Gelu& op, int64_t rows, Pool& pool) {
     });
 }
 
-void scale(const Scale& op, int64_t rows, Pool& pool) {
+inline void scale(const Scale& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
         const Floats factor = Floats::all(op.factor);
         map_row(op.x + row * op.size, op.y + row * op.size, op.size,
@@ -86,7 +86,7 @@ void scale(const Scale& op, int64_t rows, Pool& pool) {
 }
 
 // cap - 2 cap / (1 + exp(2 x / cap)).
-void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
+inline void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 2 * op.size, [&](int64_t row) {
         const Floats cap = Floats::all(op.cap), twice = Floats::all(2.0f * op.cap);
         const Floats inverse = Floats::all(2.0f / op.cap), one = Floats::all(1.0f);
@@ -95,7 +95,7 @@ void soft_cap(const SoftCap& op, int64_t rows, Pool& pool) {
     });
 }
 
-void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
+inline void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         const float* gate = op.gate + row * op.gate_stride;
         const float* x = op.x + row * op.x_stride;
@@ -115,14 +115,14 @@ void activate_and_mul(const ActivateAndMul& op, int64_t rows, Pool& pool) {
     });
 }
 
-void sigmoid_mul(const SigmoidMul& op, int64_t rows, Pool& pool) {
+inline void sigmoid_mul(const SigmoidMul& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         gate_row(op.x + row * op.size, op.gate + row * op.gate_stride, op.y + row * op.size,
                  op.size, [](Floats v) { return sigmoid(v); });
     });
 }
 
-void add_gated(const AddGated& op, int64_t rows, Pool& pool) {
+inline void add_gated(const AddGated& op, int64_t rows, Pool& pool) {
     run_rows(pool, rows, 3 * op.size, [&](int64_t row) {
         const float* x = op.x + row * op.size;
         const float* added = op.added + row * op.size;

@@ -87,6 +87,9 @@ constexpr int num_vecs([[maybe_unused]] int rows) {
 #endif
 }
 
+// How many at once of those that are left over; each number is one more copy of the code.
+constexpr int fewer_vecs(int vecs) { return (vecs + 1) / 2; }
+
 template <typename T>
 inline Floats load_upto(const T* p, int64_t count) {
     return count >= Floats::kSize ? load(p) : load_first(p, count);
@@ -241,7 +244,7 @@ inline void score(const float* q, int64_t dim, Keys keys, int64_t vec, int64_t e
     for (; vec + Vecs <= end; vec += Vecs)
         score_block<Rows, Vecs>(q, dim, keys, vec, lines, scores);
     if constexpr (Vecs > 1)
-        if (vec < end) score<Rows, Vecs - 1>(q, dim, keys, vec, end, lines, scores);
+        if (vec < end) score<Rows, fewer_vecs(Vecs)>(q, dim, keys, vec, end, lines, scores);
 }
 
 // Values as packed above, or as they lie in the cache (dim a multiple of the vector's size).
@@ -300,7 +303,7 @@ inline void weigh(const float* weights, const float* factors, Values values, int
         weigh_block<Rows, Vecs>(weights, factors, values, begin, end, d, stride, lines, out);
     if constexpr (Vecs > 1)
         if (d < dim)
-            weigh<Rows, Vecs - 1>(weights, factors, values, begin, end, d, dim, stride, lines,
+            weigh<Rows, fewer_vecs(Vecs)>(weights, factors, values, begin, end, d, dim, stride, lines,
                                   out);
 }
 

@@ -650,6 +650,7 @@ NB_MODULE(_native, module) {
     nb::list isas;
     for (const Kernels* kernels : runnable_kernels()) isas.append(kernels->name);
     module.attr("INSTRUCTION_SETS") = isas;
+    module.attr("MISSING_INSTRUCTION_SET") = missing_isa();
     module.def("fill_grid", [](const std::string& storage, uintptr_t levels, int64_t count) {
         fill_grid(storage, pointer<const int8_t>(levels), count);
     });

@@ -151,6 +151,9 @@ struct Kernels {
 // The tables that this CPU (and the operating system) can run, best first; never empty.
 const std::vector<const Kernels*>& runnable_kernels();
 
+// The best set that this CPU runs, if it was not compiled; else empty.
+const char* missing_isa();
+
 // The best runnable table; `limit` names the best one that may be chosen, empty for no limit. Null
 // when `limit` is no name that this build knows.
 const Kernels* choose_kernels(const char* limit);

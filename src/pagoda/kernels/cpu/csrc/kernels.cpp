@@ -1,4 +1,5 @@
-// All kernels of one instruction set; compiled once per set with PAGODA_ISA its name.
+// All kernels of one instruction set; compiled once per set with PAGODA_ISA its name. Those that
+// products.cpp has are a file of their own, so that two cores compile a set.
 #include "isa.h"
 
 #include "activation.h"
@@ -8,12 +9,9 @@
 #include "delta_net.h"
 #include "draw.h"
 #include "patch_attention.h"
-#include "experts.h"
-#include "head_products.h"
+#include "products.h"
 #include "logits.h"
-#include "matmul.h"
 #include "norm.h"
-#include "probes.h"
 #include "rope.h"
 #include "state_space.h"
 #include "streams.h"
@@ -29,15 +27,15 @@ extern const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA);
 const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     PAGODA_TEXT(PAGODA_ISA),
     rms_norm,
-    matmul,
-    matmul_scratch_bytes,
-    experts,
-    experts_scratch_bytes,
-    head_products,
-    head_products_scratch_bytes,
+    PAGODA_ISA::matmul,
+    PAGODA_ISA::matmul_scratch_bytes,
+    PAGODA_ISA::experts,
+    PAGODA_ISA::experts_scratch_bytes,
+    PAGODA_ISA::head_products,
+    PAGODA_ISA::head_products_scratch_bytes,
     add_adapters,
     add_adapters_scratch_bytes,
-    route,
+    PAGODA_ISA::route,
     rotary_store,
     rotary,
     paged_attention,
@@ -65,9 +63,9 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     top_k,
     draw,
     mask_logits,
-    probe_read,
-    probe_floats,
-    probe_dots,
+    PAGODA_ISA::probe_read,
+    PAGODA_ISA::probe_floats,
+    PAGODA_ISA::probe_dots,
 };
 
 }  // namespace pagoda
