@@ -24,7 +24,8 @@ _STEPS = (
     ("Installing Pagoda into", "clone and environment"),
     ("Installing Pagoda itself", "PyTorch"),
     ("Compiling kernels, 1 of", "packages and build tools"),
-    ("start-up took", "kernels, Pagoda itself, the model, its start"),
+    ("Fetching packages", "kernels"),
+    ("start-up took", "packages, the model, its start"),
     ("Ready: ", "server"),
 )
 

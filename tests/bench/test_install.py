@@ -50,7 +50,7 @@ def test_pip_that_fails_shows_why(tmp_path, monkeypatch, capfd):
 
 def test_steps_take_their_signs_from_the_makefile_and_the_log():
     said = (ROOT / "Makefile").read_text() + (ROOT / "tools/install.py").read_text()
-    for sign, _ in bench_install._STEPS[:3]:
+    for sign, _ in bench_install._STEPS[:4]:
         assert sign.removesuffix("1 of") in said
     lines = ["Installing Pagoda into .venv", "", "Installing Pagoda itself; compiling"]
     assert [name for name, _ in bench_install.steps(lines)] == ["clone and environment", "PyTorch"]
