@@ -1,6 +1,7 @@
 """`pagoda serve`: a model behind an OpenAI-compatible API."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,6 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         log.warning("%s", line)
 
-    def with_page(app: Any) -> Any:
-        """Called when the engine has its process: this imports starlette."""
-        if server.path is not None:
-            from pagoda.web.files import Files
-
-            return Files(app, server.path, server.root_path)
-        if not server.webui:
-            return app
-        from pagoda.web.site import Site
-
-        return Site(app, server.root_path)
-
     def advise(error: PagodaError) -> list[str]:
         from pagoda.doctor.after import after_failure
 
@@ -80,10 +69,24 @@ def run(args: argparse.Namespace) -> int:
             server,
             spawner=spawner,
             more_models=args.more_models,
-            wrap=with_page,
+            wrap=partial(with_page, server),
             advise=advise,
             advice=Advice(_plan, _known),
         )
+
+
+def with_page(server: ServerConfig, app: Any) -> Any:
+    """The ASGI application with what `server` wants in front of the API. Called when the engine has
+    its process: this imports starlette."""
+    if server.path is not None:
+        from pagoda.web.files import Files
+
+        return Files(app, server.path, server.root_path)
+    if not server.webui:
+        return app
+    from pagoda.web.site import Site
+
+    return Site(app, server.root_path)
 
 
 async def _plan(question: PlanQuestion) -> PlannedModel:

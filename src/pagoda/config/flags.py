@@ -7,7 +7,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,11 +119,12 @@ def read_config_file(path: str, given: Collection[str] = ()) -> list[str]:
         raise ConfigError(f"The config file {path} cannot be read: {error}.") from error
     if not isinstance(entries, dict):
         raise ConfigError(f"The config file {path} must map flags to values.")
-    words: list[str] = []
-    for key, value in entries.items():
-        if flag_name(str(key)) not in given:
-            words += _words(flag_name(str(key)), value)
-    return words
+    return flag_words({k: v for k, v in entries.items() if flag_name(str(k)) not in given})
+
+
+def flag_words(flags: Mapping[Any, Any]) -> list[str]:
+    """Flags by their names, with - or _, as the words of a command line."""
+    return [word for key, value in flags.items() for word in _words(flag_name(str(key)), value)]
 
 
 def with_config_file(words: list[str]) -> list[str]:
