@@ -55,7 +55,7 @@ $(VENV)/.installed: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 
 $(VENV)/.installed-dev: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 	@echo "Installing Pagoda with what tests and checks need; compiling its kernels takes a minute or two."
-	@$(if $(COMPILER),,$(ZIG)) $(BIN)/python tools/install.py video,audio,test,dev
+	@$(if $(COMPILER),,$(ZIG)) $(BIN)/python tools/install.py video,audio,ray,test,dev
 	@touch $(VENV)/.installed $@
 
 install: $(VENV)/.installed

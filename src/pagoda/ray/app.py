@@ -12,6 +12,7 @@ from pagoda.config.engine import EngineConfig
 from pagoda.config.flags import engine_config, flag_words, from_namespace
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
+from pagoda.engine.processes.client import EngineClient
 from pagoda.ray.scaling import KV_USAGE, NUM_REQUESTS
 
 try:
@@ -27,17 +28,18 @@ log = get_logger(__name__)
 _MAX_ONGOING_REQUESTS = 256
 
 
-def build_app(flags: Mapping[str, Any]) -> "serve.Application":
-    """The application of `serve deploy` and `serve run`; `flags` are those of `pagoda serve`, by
-    their names. What Ray decides (replicas, resources, scaling) stands in its own `deployments`.
-    ConfigError for flags that there are not."""
+def application(flags: Mapping[str, Any]) -> "serve.Application":
+    """What `pagoda.ray.build_app` gives."""
     engine, _ = configs(flags)
     num_seqs = engine.scheduler.max_num_seqs
-    deployment = Replica.options(
-        max_ongoing_requests=max(_MAX_ONGOING_REQUESTS, num_seqs if isinstance(num_seqs, int) else 0),
+    options = deployment.options(
+        max_ongoing_requests=max(
+            _MAX_ONGOING_REQUESTS, num_seqs if isinstance(num_seqs, int) else 0
+        ),
         ray_actor_options={"num_cpus": 1, "num_gpus": _gpus(engine)},
     )
-    return deployment.bind(dict(flags))
+    bound: serve.Application = options.bind(dict(flags))
+    return bound
 
 
 def configs(flags: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
@@ -50,6 +52,8 @@ def configs(flags: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     engine, server = engine_config(args), from_namespace(ServerConfig, args)
     if not engine.model.model:
         raise ConfigError("No model is named: args need `model: NAME`.")
+    if engine.parallel.data_parallel_size > 1:
+        raise ConfigError("Ray has the replicas: `num_replicas` of its deployments says how many.")
     # Ray's proxies listen, on any name of theirs.
     return engine, replace(server, host="0.0.0.0")
 
@@ -62,15 +66,16 @@ class _Flags(FlagParser):
 def _gpus(engine: EngineConfig) -> int:
     """Those of one replica, in a cluster that has any."""
     wanted = engine.device.device in ("auto", "cuda") and ray.is_initialized()
-    return engine.parallel.num_devices if wanted and ray.cluster_resources().get("GPU") else 0
+    resources = ray.cluster_resources() if wanted else {}  # type: ignore[no-untyped-call]
+    return engine.parallel.num_devices if resources.get("GPU") else 0
 
 
-@serve.deployment(name="pagoda")
-@serve.ingress()
 class Replica:
     """A server without a port of its own, and its engine's process."""
 
-    async def __init__(self, flags: dict[str, Any]):
+    async def __init__(  # type: ignore[misc]  # Ray waits for it
+        self, flags: dict[str, Any]
+    ) -> None:
         """Returns once the model is served; raises what loading raises."""
         engine, self._config = configs(flags)
         setup_logging(self._config.log_level, self._config.log_format)
@@ -78,7 +83,9 @@ class Replica:
         from pagoda.engine.served.fleet import Fleet
 
         self._fleet = Fleet(model_entries(_in_its_share(engine), (), (), {}))
-        self._served = await self._fleet.begin(self._fleet.entries[0])
+        served = await self._fleet.begin(self._fleet.entries[0])
+        assert isinstance(served.client, EngineClient)
+        self._client = served.client
 
     def __serve_build_asgi_app__(self) -> Any:
         from pagoda.server.app import create_app
@@ -87,12 +94,12 @@ class Replica:
 
     def check_health(self) -> None:
         """Ray asks, and replaces a replica that raises: its engine was given up."""
-        if self._served.client.state == "dead":
+        if self._client.state == "dead":
             raise EngineDeadError(f"The engine was given up. {self._fleet.entries[0].cause}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `replicas_for_load` reads."""
-        stats = self._served.client.stats
+        stats = self._client.stats
         used = 1 - stats.blocks_free / stats.blocks_total if stats.blocks_total else 0.0
         return {NUM_REQUESTS: stats.num_running + stats.num_waiting, KV_USAGE: used}
 
@@ -102,8 +109,12 @@ class Replica:
 
 def _in_its_share(engine: EngineConfig) -> EngineConfig:
     """With as many threads as Ray gives it CPUs, unless flags say otherwise."""
-    resources = ray.get_runtime_context().get_assigned_resources()
+    context = ray.get_runtime_context()
+    resources = context.get_assigned_resources()  # type: ignore[no-untyped-call]
     cpus = int(resources.get("CPU", 0))
     if engine.device.threads != "auto" or cpus < 1:
         return engine
     return replace(engine, device=replace(engine.device, threads=cpus))
+
+
+deployment: Any = serve.deployment(name="pagoda")(serve.ingress()(Replica))
