@@ -6,6 +6,8 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pagoda.core.kvcache.manager import KVCacheManager
+
 from .fake_runner import add_request, make_scheduler, planned_tokens, run_all, run_step
 from .machine import MACHINES, Machine
 
@@ -166,3 +168,21 @@ def test_prompts_that_are_not_split_keep_their_order():
         add_request(scheduler, name, [length] * length, max_tokens=1)
     assert planned_tokens(run_step(scheduler, runner)[0]) == {"first": 12}
     assert planned_tokens(run_step(scheduler, runner)[0]) == {"second": 6, "third": 3}
+
+
+def test_a_step_asks_for_no_prefix_that_it_has_no_time_for(monkeypatch):
+    """However many wait: looking up what is cached of each took longer than the rest of a step."""
+    machine = Machine(MACHINES["laptop"], max_step_growth=2.2, max_num_reqs=300)
+    machine.start_streams(8)
+    machine.read_prompt(600)
+    for index in range(200):
+        machine.add(f"waiting{index}", 600, max_tokens=8)
+    asked = []
+    match = KVCacheManager.match_prefix
+    monkeypatch.setattr(
+        KVCacheManager, "match_prefix", lambda *args: asked.append(args) or match(*args)
+    )
+    for _ in range(5):
+        asked.clear()
+        machine.step()
+        assert len(asked) <= 4
