@@ -93,6 +93,13 @@ VARIABLES = {
             "Settings of opencode as JSON; `pagoda launch opencode` adds its own to them.",
         ),
         Variable(
+            "PAGODA_KV_SECRET",
+            str,
+            None,
+            "What engines prove to each other that move KV blocks (`--kv-transfer-config`); needed "
+            "for addresses other than this machine's own.",
+        ),
+        Variable(
             "PYTORCH_ALLOC_CONF",
             str,
             None,

@@ -18,7 +18,9 @@ REPLICAS = Fact(
 )
 ONE_PROCESS = Fact("one server process answers all requests", lacks=("server_count", "http_thread"))
 ONE_ENGINE = Fact(
-    "a request is served by one engine", lacks=("transfer_config", "headless", "scale_out")
+    "a request is served by one engine; --kv-transfer-config lets another compute its prompt",
+    has=("--kv-transfer-config",),
+    lacks=("ec_transfer_config", "headless", "scale_out"),
 )
 GRAPHS = Fact(
     "steps are captured as graphs when they are first needed; --enforce-eager leaves it out",

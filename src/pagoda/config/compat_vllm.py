@@ -286,7 +286,6 @@ _OTHER = (
     *(Compat(flag, "v", "none", facts.GUESSES) for flag in (
         "--speculative-draft-tensor-parallel-size", "--speculative-max-model-len",
         "--speculative-disable-by-batch-size", "--spec-decoding-acceptance-method")),
-    Compat("--kv-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--ec-transfer-config", "j", "refused", facts.ONE_ENGINE),
     Compat("--profiler-config", "j", "later",
            Fact("`pagoda bench` measures, and /metrics counts", has=("/metrics",),

@@ -8,6 +8,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size
 from pagoda.config.adapters import AdapterConfig
 from pagoda.config.kv_events import KVEventsConfig, kv_events
+from pagoda.config.kv_transfer import KVTransferConfig, kv_transfer
 from pagoda.config.modality import MODALITIES
 from pagoda.config.option import Options, option
 from pagoda.config.speculation import SpeculationConfig
@@ -267,13 +268,31 @@ class CacheConfig(Options):
         factory=dict,
     )
 
+    kv_transfer_config: dict[str, object] = option(
+        None,
+        "JSON that has KV blocks move between engines, such as "
+        '{"kv_connector": "pagoda", "kv_role": "kv_producer"}, by vLLM\'s requests; '
+        "docs/disaggregated.md has its keys.",
+        parse=_json_object,
+        factory=dict,
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.kv_events  # what is wrong is said now
+        _ = self.kv_events, self.kv_transfer  # what is wrong is said now
+        if self.kv_transfer.is_on and not self.enable_prefix_caching:
+            raise ConfigError(
+                "--kv-transfer-config moves blocks from one prefix cache to another: leave out "
+                "--no-enable-prefix-caching."
+            )
 
     @property
     def kv_events(self) -> KVEventsConfig:
         return kv_events(self.kv_events_config)
+
+    @property
+    def kv_transfer(self) -> KVTransferConfig:
+        return kv_transfer(self.kv_transfer_config)
 
 
 @dataclass(frozen=True)

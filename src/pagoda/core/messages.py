@@ -45,6 +45,16 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
     """Where a pair's second text begins, for models that mark it; 0: there is none."""
 
 
+class KVTransfer(msgspec.Struct, array_like=True, gc=False):
+    """Another engine has to do with a request, too."""
+
+    keep: bool = False
+    """It will fetch the KV blocks of the prompt from here."""
+    host: str | None = None
+    """The prompt's blocks are there, at this address; None: they are nowhere else."""
+    port: int = 0
+
+
 class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """One sequence to generate or to pool. `n > 1` arrives as n requests."""
 
@@ -79,6 +89,7 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """Which subagent of the session asks; None: the main one."""
     priority: int = 0
     """Lower is served earlier under the priority policy."""
+    kv_transfer: KVTransfer | None = None
     arrival_time: float = 0.0
     """time.time() at the client."""
 
@@ -116,7 +127,8 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class Tiers(NamedTuple):
-    """Tokens of a cached prefix. The pool has the others, from requests of this engine."""
+    """Tokens of a cached prefix. The pool has the others, from requests of this engine
+    or from another engine."""
 
     host: int = 0
     """In the host's memory."""
@@ -159,6 +171,8 @@ class RequestDelta(msgspec.Struct, omit_defaults=True, gc=False):
     """Guessed tokens that were verified, in the request so far."""
     num_accepted_tokens: int = 0
     """Those of them that came true."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """Where another engine finds the prompt's blocks, if that was asked for; sent at the end."""
     engine: int | None = None
     """Which of a model's replicas it is from, which its client notes."""
 
@@ -228,6 +242,15 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """By place in the guess, as long as the longest so far."""
     blocks_total: int = 0
     blocks_free: int = 0
+    kv_sent_bytes: int = 0
+    """Those of blocks that other engines fetched here."""
+    kv_fetched_bytes: int = 0
+    """Those of blocks that came from other engines."""
+    kv_fetches: int = 0
+    kv_fetch_seconds: float = 0.0
+    """That requests waited for them."""
+    kv_fetch_failures: dict[str, int] = msgspec.field(default_factory=dict)
+    """By what went wrong: fetches after which a prompt was computed here."""
     step_seconds: float = 0.0
     """Time spent inside `step`, so that idle time is not counted as work."""
 

@@ -35,16 +35,23 @@ from pagoda.engine.adapters import EngineAdapters
 from pagoda.engine.executor import Executor, StartedStep
 from pagoda.engine.kv_disk import KeptPrefixes
 from pagoda.engine.kv_publisher import KVPublisher
+from pagoda.engine.transfer.link import KVTransfers
 from pagoda.planner.resolved import NO_ADAPTERS, ResolvedAdapters
 
 log = get_logger(__name__)
 
 _GRAMMAR = "grammar"
 """Why a request is held until its grammar is compiled."""
+_TRANSFER = "transfer"
+"""Why it is held until its blocks are here."""
 # Large schemas take a second, the first one of all a few more for the vocabulary.
 _COMPILE_SECONDS = 30.0
 _TOO_SLOW = RequestError(
     f"The structure asked for could not be prepared within {_COMPILE_SECONDS:.0f} s; simplify it."
+)
+_NO_TRANSFERS = (
+    "This server takes no kv_transfer_params: start it with --kv-transfer-config, such as "
+    '\'{"kv_connector": "pagoda", "kv_role": "kv_both"}\'.'
 )
 
 
@@ -71,16 +78,19 @@ class EngineCore:
         when_idle: Callable[[], bool] = lambda: False,
         prefixes: KeptPrefixes | None = None,
         kv_publisher: KVPublisher | None = None,
+        transfers: KVTransfers | None = None,
         adapters: ResolvedAdapters = NO_ADAPTERS,
     ):
         """`when_idle` is as the method of that name; `prefixes` keeps on disk what is cached, and
-        `kv_publisher` tells routers of it; `adapters` is what the executor has room for."""
+        `kv_publisher` tells routers of it, and `transfers` gives it to other engines and takes it
+        from them; `adapters` is what the executor has room for."""
         self.scheduler = scheduler
         self.executor = executor
         self._grammars = grammars
         self._when_idle = when_idle
         self._prefixes = prefixes
         self._kv_publisher = kv_publisher
+        self._transfers = transfers
         self.adapters = EngineAdapters(
             adapters,
             lambda slot, identity, parts: executor.load_adapter(slot, identity, parts),
@@ -113,7 +123,7 @@ class EngineCore:
         if isinstance(message, AddRequest):
             self._add(message)
         elif isinstance(message, AbortRequests):
-            self._deltas += self.scheduler.abort(message.req_ids)
+            self._abort(message.req_ids)
         elif isinstance(message, Utility):
             result = self._call(message)
             if self._kv_publisher is not None:
@@ -132,8 +142,12 @@ class EngineCore:
         begun = time.perf_counter()
         if self._compiling:
             self._release_compiled()
+        if self._transfers is not None:
+            self._move_blocks(self._transfers, idle=not self.scheduler.has_work())
         plan = self.scheduler.schedule()
         self.stalled = plan is None and not self._in_flight
+        if self.stalled and self._transfers is not None and self.scheduler.has_work():
+            self._transfers.make_room()
         if plan is not None:
             started = time.perf_counter()
             self._in_flight.append(_Step(plan, self._execute(plan), started))
@@ -142,6 +156,8 @@ class EngineCore:
             deltas = self._commit(self._in_flight.popleft())
         if self._deltas:
             deltas.others[:0], self._deltas = self._deltas, []
+        if self._transfers is not None:
+            self._transfers.ended(deltas.others)
         if self._prefixes is not None:
             self._prefixes.write_back(False)
         if self._kv_publisher is not None:
@@ -153,22 +169,29 @@ class EngineCore:
         """With no request there: work for a while for later steps; whether more is to be done."""
         if self._asleep:
             return False
+        if self._transfers is not None and self._move_blocks(self._transfers, idle=True):
+            return True
         writes = self._prefixes is not None and self._prefixes.write_back(True)
         return writes or self._when_idle()
 
     @property
-    def compiles(self) -> bool:
-        """Requests wait until their grammars are ready, for a bounded time."""
-        return bool(self._compiling)
+    def wake_fd(self) -> int | None:
+        """Readable once there is something to do that no message tells of."""
+        return None if self._transfers is None else self._transfers.wake_fd
+
+    @property
+    def awaits_others(self) -> bool:
+        """Requests wait for grammars or for another engine's blocks, for a bounded time."""
+        return bool(self._compiling) or (self._transfers is not None and self._transfers.is_busy)
 
     def has_work(self) -> bool:
-        waiting = self._in_flight or self._deltas or self._compiling
+        waiting = self._in_flight or self._deltas or self.awaits_others
         return bool(waiting) or self.scheduler.has_work()
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
         stats.step_seconds = self._step_seconds
-        return stats
+        return stats if self._transfers is None else self._transfers.count(stats)
 
     def shutdown(self) -> None:
         while self._in_flight:
@@ -177,13 +200,17 @@ class EngineCore:
             self._prefixes.close()
         if self._kv_publisher is not None:
             self._kv_publisher.close()
+        if self._transfers is not None:
+            self._transfers.close()
         self.executor.shutdown()
 
     def _sleep(self) -> None:
         """End all requests, forget all prefixes, and have the executor give back its memory."""
-        self._deltas += self.scheduler.abort(self.scheduler.req_ids)
+        self._abort(self.scheduler.req_ids)
         while self._in_flight:
             self._deltas += self._commit(self._in_flight.popleft())
+        if self._transfers is not None:
+            self._transfers.forget()
         self.scheduler.reset_prefix_cache()
         self._asleep = True
         self.executor.sleep()
@@ -210,6 +237,14 @@ class EngineCore:
             self._deltas += self._fail(plan, error)
             raise
 
+    def _abort(self, req_ids: list[str]) -> None:
+        self._deltas += self.scheduler.abort(req_ids)
+        if self._transfers is not None:
+            self._transfers.drop(req_ids)
+
+    def _move_blocks(self, transfers: KVTransfers, *, idle: bool) -> bool:
+        return transfers.work(lambda req_id: self.scheduler.release(req_id, _TRANSFER), idle=idle)
+
     def _add(self, req: AddRequest) -> None:
         if self._asleep:
             self._deltas.append(
@@ -221,6 +256,10 @@ class EngineCore:
         try:
             if req.grammar is not None and self._grammars is None:
                 raise RequestError("This engine takes no grammars.", "structured_outputs")
+            if req.kv_transfer is not None:
+                if self._transfers is None:
+                    raise RequestError(_NO_TRANSFERS, "kv_transfer_params")
+                self._transfers.check(req)
             self.adapters.admit(req)
             self.scheduler.add(req)
         except RequestError as error:
@@ -230,6 +269,8 @@ class EngineCore:
             self.scheduler.hold(req.req_id, _GRAMMAR)
             deadline = time.perf_counter() + _COMPILE_SECONDS
             self._compiling[req.req_id] = (self._grammars.compile(req.grammar), deadline)
+        if self._transfers is not None and self._transfers.begin(req):
+            self.scheduler.hold(req.req_id, _TRANSFER)
 
     def _release_compiled(self) -> None:
         """Let requests run whose grammars are ready, and end those whose grammars are wrong."""

@@ -189,7 +189,7 @@ class KeptPrefixes:
         for entry in reversed(chosen):
             if not entry.is_whole:
                 continue
-            block = self._cache.adopt(entry.group, entry.hash)
+            block = self._cache.adopt(entry.group, entry.hash, from_disk=True)
             if block is not None:
                 self._store.write_blocks(entry.group, [block], entry.data[None])
                 adopted += 1

@@ -251,16 +251,35 @@ def record_of(group: int, block_hash: bytes, parent: bytes, data: Bytes) -> Reco
     return Record((group, block_hash), head + _CHECK.pack(zlib.crc32(head)), raw)
 
 
+class Head(NamedTuple):
+    """What stands before a block."""
+
+    group: int
+    length: int
+    check: int
+    hash: bytes
+    parent: bytes
+
+
+HEAD_BYTES = _HEAD.size + _CHECK.size
+
+
+def read_head(raw: bytes) -> Head | None:
+    """HEAD_BYTES of a record; None where they are damaged."""
+    mark, *fields = _HEAD.unpack_from(raw)
+    whole = _CHECK.unpack_from(raw, _HEAD.size)[0] == zlib.crc32(raw[: _HEAD.size])
+    return Head(*fields) if whole and mark == _MARK else None
+
+
 def _entries(data: Bytes) -> Iterator[Entry]:
     if data[: len(MAGIC)].tobytes() != MAGIC:
         return
     place = len(MAGIC)
-    size = _HEAD.size + _CHECK.size
-    while place + size <= len(data):
-        raw = data[place : place + size].tobytes()
-        mark, group, length, check, block_hash, parent = _HEAD.unpack_from(raw)
-        whole = _CHECK.unpack_from(raw, _HEAD.size)[0] == zlib.crc32(raw[: _HEAD.size])
-        place += size + length
-        if mark != _MARK or not whole or place > len(data):
+    while place + HEAD_BYTES <= len(data):
+        head = read_head(data[place : place + HEAD_BYTES].tobytes())
+        if head is None or place + HEAD_BYTES + head.length > len(data):
             return
-        yield Entry(group, block_hash, parent, check, data[place - length : place])
+        place += HEAD_BYTES + head.length
+        yield Entry(
+            head.group, head.hash, head.parent, head.check, data[place - head.length : place]
+        )

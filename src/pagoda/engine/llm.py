@@ -75,6 +75,10 @@ class LLM:
         # Nobody reads along here, so that prompts need not wait for replies.
         options = {"max_step_ms": 0, **options}
         config = engine_config({"model": model, "tokenizer": tokenizer, **options})
+        if config.cache.kv_transfer.is_on:
+            raise ConfigError(
+                "LLM() neither gives nor fetches KV blocks: pagoda serve has --kv-transfer-config."
+            )
         if config.parallel.data_parallel_size > 1:
             raise ConfigError(
                 "LLM() runs one engine in this process; `pagoda serve --data-parallel-size` runs "

@@ -19,7 +19,6 @@ from pagoda.core.messages import EngineReady, LoadedAdapter
 from pagoda.core.scheduler import Scheduler
 from pagoda.engine.core import EngineCore
 from pagoda.engine.executor import DeviceExecutor, LocalExecutor
-from pagoda.engine.kv_disk import KeptPrefixes, block_contents, kv_disk
 from pagoda.engine.kv_publisher import KVPublisher
 from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.ranks.executor import Ranks, RanksBlocks, RanksExecutor, start_ranks
@@ -31,6 +30,7 @@ from pagoda.engine.start.draft_model import (
     load_draft_model,
 )
 from pagoda.engine.start.eagle3 import with_eagle3_head
+from pagoda.engine.start.kept_kv import KeptKV
 from pagoda.engine.start.libraries import Libraries, import_beside
 from pagoda.engine.start.measured import alone, fit_to_device, measures_steps
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
@@ -165,7 +165,16 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
     publisher = None
     if events.publishes:
         publisher = KVPublisher(events, scheduler.watch_cache().take, replica)
-    prefixes = _kept_prefixes(start, resolution, scheduler.kv, runner)
+    kept = KeptKV(
+        resolution,
+        scheduler.kv,
+        runner if ranks is None else RanksBlocks(runner, ranks),
+        [start.files] if start.draft is None else [start.files, start.draft.files],
+        partial(start.libraries.result().kv_scales_digest, model),
+    )
+    transfers = kept.transfers(start.config.cache.kv_transfer, replica)
+    with phases.timed("read kept KV") if kept.on_disk else nullcontext():
+        prefixes = kept.prefixes()
     core = EngineCore(
         scheduler,
         _executor(ranks, runner, device, scheduler),
@@ -175,6 +184,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         else partial(ranks.together, runner.work_ahead),
         prefixes=prefixes,
         kv_publisher=publisher,
+        transfers=transfers,
         adapters=resolution.config.adapters,
     )
     with phases.timed("load adapters") if adapters is not None else nullcontext():
@@ -342,30 +352,6 @@ def _measured(
     phases.ledger.measured["activations"] = resolution.plan.activations
     phases.ledger.replan(resolution)
     return resolution
-
-
-def _kept_prefixes(
-    start: _Start, resolution: Resolution, cache: KVCacheManager, runner: "ModelRunner"
-) -> KeptPrefixes | None:
-    """What keeps the cache on disk, and has brought back what an earlier engine kept there."""
-    config, model = resolution.config.cache, resolution.config.model
-    if config.kv_disk is None or not cache.enable_prefix_caching:
-        return None
-    with start.phases.timed("read kept KV"):
-        native = cpu.native() if resolution.packed else None
-        kernels = "torch" if native is None else native.isa
-        layout = resolution.attention.layout
-        scales = ""
-        if config.kv_cache_dtype == "fp8_e4m3":
-            scales = start.libraries.result().kv_scales_digest(runner.model)
-        ranks, num_ranks = start.ranks, resolution.config.parallel.tensor_parallel_size
-        kv_dtype = config.kv_cache_dtype + scales
-        contents = block_contents(model, kv_dtype, layout, kernels, num_ranks)
-        drafts = () if start.draft is None else (start.draft.files,)
-        disk = kv_disk(config.kv_disk, config.kv_disk_size, contents, start.files, *drafts)
-        prefixes = disk.open(cache, runner if ranks is None else RanksBlocks(runner, ranks))
-        log.info("%s", prefixes.restored())
-    return prefixes
 
 
 def _make_runner(

@@ -332,7 +332,7 @@ class _EngineCollector(Collector):
                 family.add_metric(labels, of_client(client))
             yield family
         for kind, name, doc, label, split in _SPLIT:
-            family = kind(f"vllm:{name}", doc, labels=(*_LABELS, label))
+            family = kind(name, doc, labels=(*_LABELS, label))
             for labels, client in clients:
                 for part, value in split(client).items():
                     family.add_metric((*labels, part), value)
@@ -453,6 +453,15 @@ _OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
         "Since the engine said anything; one that is well says something each second or two.",
         lambda c: c.silent_seconds,
     ),
+    *(
+        (CounterMetricFamily, f"kv_transfer{name}", doc, read)
+        for name, doc, read in (
+            ("s", "Prompts that waited for another engine's KV.", lambda c: c.stats.kv_fetches),
+            ("_seconds", "That they waited.", lambda c: c.stats.kv_fetch_seconds),
+            ("_received_bytes", "KV that came.", lambda c: c.stats.kv_fetched_bytes),
+            ("_sent_bytes", "KV that others fetched.", lambda c: c.stats.kv_sent_bytes),
+        )
+    ),
     (
         CounterMetricFamily, "engine_restarts", "Processes started after the engine had died.",
         lambda c: c.restarts,
@@ -460,19 +469,24 @@ _OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
 )  # fmt: skip
 _SPLIT: tuple[tuple[Any, str, str, str, Callable[[EngineClient], dict[str, int]]], ...] = (
     (
-        GaugeMetricFamily, "num_requests_waiting_by_reason",
+        GaugeMetricFamily, "vllm:num_requests_waiting_by_reason",
         "Requests that wait for room, and those that wait for something else.", "reason",
         lambda c: _waiting(c.stats),
     ),
     (
-        GaugeMetricFamily, "engine_sleep_state", "1 at the state that holds.",
+        GaugeMetricFamily, "vllm:engine_sleep_state", "1 at the state that holds.",
         "sleep_state",
         lambda c: {
             "awake": int(not c.asleep), "weights_offloaded": int(c.asleep), "discard_all": 0,
         },
     ),
     (
-        CounterMetricFamily, "admission_rejections", "Requests refused because others wait.",
+        CounterMetricFamily, "vllm:admission_rejections", "Requests refused because others wait.",
         "reason", lambda c: c.queue.rejections,
+    ),
+    (
+        CounterMetricFamily, "pagoda:kv_transfer_failures",
+        "Prompts computed although their KV blocks were elsewhere.",
+        "reason", lambda c: c.stats.kv_fetch_failures,
     ),
 )  # fmt: skip

@@ -59,11 +59,7 @@ class KVCacheManager:
         self._open: dict[int, BlockTables] = {}
         attention = attention_groups(groups)
         self._num_attention = len(attention)
-        self._windows = [
-            (index, group.window)
-            for index, group in enumerate(attention)
-            if group.window is not None
-        ]
+        self._windows = [(at, one.window) for at, one in enumerate(attention) if one.window]
         self.has_windows = bool(self._windows)
         """Whether blocks are given back while their request goes on."""
         self.has_states = len(attention) < len(groups)
@@ -453,19 +449,27 @@ class KVCacheManager:
         cached = self._cache.block_of(block.group, block.hash) == block.block
         return cached and not self._pools.is_expendable(block.group, block.block)
 
-    def adopt(self, group: int, block_hash: bytes) -> int | None:
+    def find(self, group: int, block_hash: bytes) -> int | None:
+        """The block of the pool that is cached under a hash."""
+        return self._cache.block_of(group, block_hash)
+
+    def adopt(self, group: int, block_hash: bytes, *, from_disk: bool = False) -> int | None:
         """A free block that is in the prefix cache under a hash from now on, for the caller to
         fill before anything else happens; None where the hash is known or no block is free.
 
-        It is evicted later than what was adopted before it.
+        It is evicted later than what was adopted before it. What makes room for it does not go to
+        the host's memory: no step would copy that before it is filled.
         """
         if not self.enable_prefix_caching or self._cache.has(group, block_hash):
             return None
+        keep, self._cache.on_evict = self._cache.on_evict, lambda *_: None
         found = self._pools.allocate(group, 1)
+        self._cache.on_evict = keep
         if found is None:
             return None
         self._cache.insert(group, block_hash, found[0])
-        self._cache.from_disk.add(block_hash)
+        if from_disk:
+            self._cache.from_disk.add(block_hash)
         self._pools.release(group, found)
         return found[0]
 

@@ -77,6 +77,7 @@ def _merged(older: RequestDelta, newer: RequestDelta) -> RequestDelta:
         num_preemptions=newer.num_preemptions,
         num_draft_tokens=newer.num_draft_tokens or older.num_draft_tokens,
         num_accepted_tokens=newer.num_accepted_tokens or older.num_accepted_tokens,
+        kv_transfer_params=newer.kv_transfer_params,
         engine=older.engine if newer.engine is None else newer.engine,
     )
 

@@ -70,7 +70,7 @@ class EngineLoop:
         while not self.finished():
             patience_ms = self.patience_ms()
             if patience_ms:
-                self._end.wait(patience_ms)
+                self._end.wait(patience_ms, self._core.wake_fd)
             self.turn()
 
     def patience_ms(self) -> int:
@@ -89,7 +89,7 @@ class EngineLoop:
         if self._core.has_work():
             # Requests for which nothing can be done are no progress, but for those that wait.
             idled = self._activity.phase != STEP
-            if idled or not self._core.stalled or self._core.compiles:
+            if idled or not self._core.stalled or self._core.awaits_others:
                 self._activity.beat(STEP)
             self._send(self._core.step())
 

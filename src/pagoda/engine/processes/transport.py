@@ -93,9 +93,14 @@ class EngineEnd:
         self._from_threads = sender(self._context, folder / "outputs")
         self._lock = threading.Lock()
 
-    def wait(self, timeout_ms: int) -> bool:
-        """Sleep until a message is there; False when the time passes first."""
-        return self._requests.poll(timeout_ms) != 0
+    def wait(self, timeout_ms: int, fd: int | None = None) -> bool:
+        """Sleep until a message is there, or `fd` is readable; False when the time passes first."""
+        if fd is None:
+            return self._requests.poll(timeout_ms) != 0
+        poller = zmq.Poller()
+        poller.register(self._requests, zmq.POLLIN)
+        poller.register(fd, zmq.POLLIN)
+        return bool(poller.poll(timeout_ms))
 
     def receive(self) -> ClientMessage | UnreadableMessage | None:
         """The next message, or None at once."""

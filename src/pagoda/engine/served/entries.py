@@ -57,12 +57,12 @@ def model_entries(
         parse_ref(model)  # what can be nothing is said now, not at the first request
         wanted.append(((name or model,), model))
     wanted += [((name,), path) for name, path in found.items()]
-    # Adapters that flags name are the first model's, and so are the ports that tell of its cache;
-    # others have room for adapters that are loaded.
+    # Adapters that flags name are the first model's, and so are the ports that tell of its cache
+    # or give of it; others have room for adapters that are loaded.
     alone = replace(
         config,
         adapters=config.adapters.unnamed,
-        cache=replace(config.cache, kv_events_config={}),
+        cache=replace(config.cache, kv_events_config={}, kv_transfer_config={}),
     )
     entries = [
         model_entry(config if index == 0 else alone, names, model, pinned)

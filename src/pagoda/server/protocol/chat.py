@@ -11,6 +11,7 @@ from pagoda.server.protocol.common import (
     UNSUPPORTED_STRUCTURE,
     GenerationBody,
     Items,
+    MovableBody,
 )
 
 
@@ -55,14 +56,20 @@ class Prediction(BaseModel):
         return "".join(part.text for part in self.content)
 
 
-class ChatBody(GenerationBody):
+class ChatBody(MovableBody, GenerationBody):
     """All but the messages."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **{
             name: harmless
             for name, harmless in UNSUPPORTED_GENERATION.items()
-            if name not in ("media_io_kwargs", "mm_processor_kwargs", "thinking_token_budget")
+            if name
+            not in (
+                "kv_transfer_params",
+                "media_io_kwargs",
+                "mm_processor_kwargs",
+                "thinking_token_budget",
+            )
         },
         "audio": (),
         # A template from a request is code; only the operator chooses it.
@@ -127,6 +134,7 @@ class BatchChatRequest(ChatBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
         **ChatBody.UNSUPPORTED,
         **UNSUPPORTED_STRUCTURE,
+        "kv_transfer_params": (),
         "n": (1,),
         "prompt_logprobs": (),
         "response_format": ({"type": "text"},),

@@ -18,6 +18,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
+from pagoda.base.errors import RequestError
+from pagoda.core.messages import KVTransfer
 from pagoda.server.bodies.asker import Asker
 from pagoda.server.protocol.numbers import (
     BREAKERS_DESCRIPTION,
@@ -127,10 +129,38 @@ class TextBody(QueuedBody):
     def comes_from(self, asker: Asker) -> None:
         self._asker = asker
 
+    @property
+    def kv_transfer(self) -> KVTransfer | None:
+        """What another engine has to do with it."""
+        return None
+
     def default_length(self, of_model: int | None) -> int | None:
         """Tokens to generate where no `max_tokens` was chosen, as far as the context has room;
         None fills it. `of_model`: the default of the model's own generation config."""
         return of_model
+
+
+class KVTransferParams(BaseModel):
+    """vLLM's, as its NixlConnector takes and gives them. What else stands in it is passed over:
+    blocks are asked for by what they hold."""
+
+    do_remote_decode: bool = Field(False, description="Another engine will fetch the prompt's KV.")
+    do_remote_prefill: bool = Field(False, description="The prompt's KV is at another engine.")
+    remote_host: str | None = Field(None, max_length=255)
+    remote_port: int | None = Field(None, ge=1, lt=2**16)
+
+    def transfer(self) -> KVTransfer | None:
+        """RequestError where it says nothing of where the blocks are."""
+        host, port = (self.remote_host, self.remote_port) if self.do_remote_prefill else (None, 0)
+        if self.do_remote_prefill and (not host or not port):
+            raise RequestError(
+                "do_remote_prefill needs remote_host and remote_port, as the reply to "
+                "do_remote_decode has them.",
+                "kv_transfer_params",
+            )
+        if not self.do_remote_decode and host is None:
+            return None
+        return KVTransfer(self.do_remote_decode, host, port or 0)
 
 
 class StreamOptions(BaseModel):
@@ -174,6 +204,19 @@ class SamplingFields(with_numbers(Body, openai_number)):  # type: ignore[misc]  
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, description="Keep only the last so many prompt tokens; -1 fits the context."
     )
+
+
+class MovableBody(Body):
+    """What bodies take whose prompt and reply may be computed by two engines."""
+
+    kv_transfer_params: KVTransferParams | None = Field(
+        None, description="vLLM's; docs/disaggregated.md says how it is used."
+    )
+
+    @property
+    def kv_transfer(self) -> KVTransfer | None:
+        given = self.kv_transfer_params
+        return None if given is None else given.transfer()
 
 
 class GenerationBody(SamplingFields, TextBody):

@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
-from pagoda.server.protocol.common import UNSUPPORTED_GENERATION, GenerationBody
+from pagoda.server.protocol.common import UNSUPPORTED_GENERATION, GenerationBody, MovableBody
 
 _TOKENS = {"type": "array", "items": {"type": "integer"}}
 # A union would be tried branch by branch over lists of 100,000 ids; `prompts.py` looks once.
@@ -23,8 +23,15 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationBody):
-    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {**UNSUPPORTED_GENERATION, "suffix": ("",)}
+class CompletionRequest(MovableBody, GenerationBody):
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {
+        **{
+            name: harmless
+            for name, harmless in UNSUPPORTED_GENERATION.items()
+            if name != "kv_transfer_params"
+        },
+        "suffix": ("",),
+    }
 
     prompt: Prompt
     max_tokens: int | None = Field(

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import AddRequest, RequestDelta, is_progress
@@ -66,6 +67,8 @@ class Generation:
         """The client said what it expects of the reply."""
         self.watch: Watch | None = None
         """Hears of what is added to each choice."""
+        self.kv_transfer_params: dict[str, Any] | None = None
+        """Where another engine finds the KV of the prompt, once the first choice has ended."""
         self._inbox: Inbox | None = None
         self._requests: list[AddRequest] = []
         self.timers: list[RequestTimer] = []
@@ -191,6 +194,7 @@ class Generation:
         if self.watch is not None:
             self.watch(choice.index, output)
         if output.finish_reason is not None:
+            self.kv_transfer_params = self.kv_transfer_params or delta.kv_transfer_params
             del self._running[delta.req_id]
             if choice.processor.matched_stop:
                 self.served.client.drop([delta.req_id])
@@ -231,6 +235,7 @@ def prepared_request(
     )
     scales = None if body.lora is None else {each.id: each.scale for each in body.lora}
     served.client.adapters.apply(request, body.model, scales)
+    request.kv_transfer = body.kv_transfer
     request.session, request.agent = body.asker
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.

@@ -102,6 +102,7 @@ class OpenAIReply(Reply, Generic[ChunkT]):
             **self._head,
             "system_fingerprint": fingerprint(self.generation.served),
             "usage": final_usage(self.stream, reports_prefix=self._reports_prefix),
+            "kv_transfer_params": self.generation.kv_transfer_params,
             "timings": timings(self.generation.timers[0]),
         }
 
