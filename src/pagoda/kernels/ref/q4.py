@@ -51,9 +51,10 @@ def decode(codes: Tensor, scales: Tensor) -> Tensor:
     """What `encode` took, rounded: fp32 [..., head_dim]."""
     parts = []
     for index, some in enumerate(codes.split(Q4_BLOCK // 2, dim=-1)):
-        scale = scales[..., index, :].contiguous().view(torch.float16).float()
+        # Copied, for where it lies need not be a place for an fp16 number.
+        scale = scales[..., index, :].clone(memory_format=torch.contiguous_format)
         both = torch.cat((some << 4, some), dim=-1).view(torch.int8) >> 4
-        parts.append(both * scale)
+        parts.append(both * scale.view(torch.float16).float())
     return torch.cat(parts, dim=-1)
 
 
