@@ -204,7 +204,7 @@ class AttentionWorker {
           group_(op.heads / op.cache.kv_heads),
           whole_vectors_(op.cache.block_size % Floats::kSize == 0),
           latent_(op.cache.v == op.cache.k),
-          whole_rows_(!latent_ && op.cache.dim % (kQ4 ? kQ4Block : Floats::kSize) == 0) {
+          whole_rows_(!latent_ && op.cache.dim % ((kQ4 ? 2 : 1) * Floats::kSize) == 0) {
         char* memory = plan.worker(index);
         const int64_t rows = plan.layout().rows;
         const auto floats = [&](int64_t count) {
@@ -307,6 +307,8 @@ class AttentionWorker {
             float* to = q_ + token * group_ * dim_;
             for (int64_t i = 0; i < group_ * dim_; ++i) to[i] = from[i] * scale;
         }
+        if constexpr (kQ4)
+            if (in_vectors(tile_)) scale_q4_queries(q_, num_rows(), dim_);
     }
 
     void clear(float* top, float* total, float* values) {
@@ -427,9 +429,9 @@ class AttentionWorker {
         const int64_t count = current_->num_pieces, block_size = op_.cache.block_size;
         if constexpr (kQ4) {
             if (!in_vectors(tile_)) pack_q4_keys(pieces, count, block_size, dim_, keys_);
-            if (!whole_rows_)
-                unpack_q4_rows(pieces, count, latent_ ? &Piece::keys : &Piece::values, block_size,
-                               dim_, padded_, packed_);
+            if (latent_) turn_q4_keys(pieces, count, block_size, dim_, padded_, packed_);
+            else if (!whole_rows_)
+                pack_q4_values(pieces, count, block_size, dim_, padded_, packed_);
         } else {
             if (!in_vectors(tile_))
                 pack_keys<T>(pieces, count, block_size, dim_, lines, keys_);

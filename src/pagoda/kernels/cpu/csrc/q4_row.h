@@ -54,9 +54,15 @@ inline float high_nibble(Q4_0 x) {
     return static_cast<float>(static_cast<int8_t>(x.pair) >> 4);
 }
 
+// `nibbles` has the low nibbles of a vector's bytes, times kLowUnit, and the high ones.
+#if PAGODA_ISA_AVX2
+constexpr float kLowUnit = 0x1p28f;  // as they lie once they are shifted to the top
+#else
+constexpr float kLowUnit = 1;
+#endif
+
 #if PAGODA_ISA_AVX512
 
-// The low nibbles of a vector's bytes, and the high ones.
 inline FloatPair nibbles(const Q4_0* p) {
     const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     const __m512i bytes = _mm512_cvtepu8_epi32(packed);
@@ -71,8 +77,8 @@ inline FloatPair nibbles(const Q4_0* p) {
 inline FloatPair nibbles(const Q4_0* p) {
     const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
     const __m256i bytes = _mm256_cvtepi8_epi32(packed);
-    const __m256i low = _mm256_srai_epi32(_mm256_slli_epi32(bytes, 28), 28);
-    return {{_mm256_cvtepi32_ps(low)}, {_mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 4))}};
+    return {{_mm256_cvtepi32_ps(_mm256_slli_epi32(bytes, 28))},
+            {_mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 4))}};
 }
 
 #elif PAGODA_ISA_NEON

@@ -13,20 +13,19 @@ inline float q4_scale(const Float16* scales, int64_t place) {
     return widen(scale);
 }
 
-// Calls body(i, d, j, value): key i of a piece, dimension d, whose byte is the row's j-th.
+// Calls body(i, d, value) for key i of a piece and its dimension d.
 template <typename Body>
-inline void each_q4(const Piece& piece, const char* head, int64_t block_size, int64_t dim,
-                    int64_t row_stride, int64_t byte_stride, const Body& body) {
-    const Q4_0* bytes = reinterpret_cast<const Q4_0*>(head) + piece.offset * row_stride;
-    const Float16* scales = scales_of(head, dim, block_size, piece.offset);
-    for (int64_t block = 0; block < q4_scales(dim); ++block) {
+inline void each_q4_key(const Piece& piece, int64_t block_size, int64_t dim, const Body& body) {
+    const Q4_0* bytes = reinterpret_cast<const Q4_0*>(piece.keys) + piece.offset;
+    const Float16* scales = scales_of(piece.keys, dim, block_size, piece.offset);
+    for (int64_t block = 0; block < q4_scales(dim); ++block, scales += block_size) {
         const int64_t half = q4_block_size(dim, block) / 2, d = block * kQ4Block;
         for (int64_t i = 0; i < piece.count; ++i) {
-            const float scale = q4_scale(scales, block * block_size + i);
-            const Q4_0* row = bytes + i * row_stride + d / 2 * byte_stride;
+            const float scale = q4_scale(scales, i);
             for (int64_t j = 0; j < half; ++j) {
-                body(i, d + j, low_nibble(row[j * byte_stride]) * scale);
-                body(i, d + half + j, high_nibble(row[j * byte_stride]) * scale);
+                const Q4_0 found = bytes[(d / 2 + j) * block_size + i];
+                body(i, d + j, low_nibble(found) * scale);
+                body(i, d + half + j, high_nibble(found) * scale);
             }
         }
     }
@@ -36,22 +35,60 @@ inline void each_q4(const Piece& piece, const char* head, int64_t block_size, in
 inline void pack_q4_keys(const Piece* pieces, int64_t num_pieces, int64_t block_size, int64_t dim,
                          float* out) {
     for (const Piece* piece = pieces; piece < pieces + num_pieces; ++piece)
-        each_q4(*piece, piece->keys, block_size, dim, 1, block_size,
-                [&](int64_t i, int64_t d, float x) { out[d * kTileKeys + piece->first + i] = x; });
+        each_q4_key(*piece, block_size, dim, [&](int64_t i, int64_t d, float x) {
+            out[d * kTileKeys + piece->first + i] = x;
+        });
 }
 
-// Rows of K or V, which lie in the `heads` of their pieces, as fp32 rows of
-// out[kTileKeys, padded_dim], with their scales.
-inline void unpack_q4_rows(const Piece* pieces, int64_t num_pieces, const char* Piece::* heads,
-                           int64_t block_size, int64_t dim, int64_t padded_dim, float* out) {
-    const bool keys = heads == &Piece::keys;
+// As `turn_keys`, with their scales.
+inline void turn_q4_keys(const Piece* pieces, int64_t num_pieces, int64_t block_size, int64_t dim,
+                         int64_t padded_dim, float* out) {
     for (const Piece* piece = pieces; piece < pieces + num_pieces; ++piece) {
         float* rows = out + piece->first * padded_dim;
         for (int64_t i = 0; i < piece->count; ++i)
             for (int64_t d = dim; d < padded_dim; ++d) rows[i * padded_dim + d] = 0;
-        each_q4(*piece, piece->*heads, block_size, dim, keys ? 1 : dim / 2, keys ? block_size : 1,
-                [&](int64_t i, int64_t d, float x) { rows[i * padded_dim + d] = x; });
+        each_q4_key(*piece, block_size, dim,
+                    [&](int64_t i, int64_t d, float x) { rows[i * padded_dim + d] = x; });
     }
+}
+
+// As `pack_values`, with their scales.
+inline void pack_q4_values(const Piece* pieces, int64_t num_pieces, int64_t block_size,
+                           int64_t dim, int64_t padded_dim, float* out) {
+    for (const Piece* piece = pieces; piece < pieces + num_pieces; ++piece)
+        for (int64_t i = 0; i < piece->count; ++i) {
+            const int64_t offset = piece->offset + i;
+            const Q4_0* from = reinterpret_cast<const Q4_0*>(piece->values) + offset * (dim / 2);
+            const Float16* scales = scales_of(piece->values, dim, block_size, offset);
+            float* to = out + (piece->first + i) * padded_dim;
+            for (int64_t d = dim; d < padded_dim; ++d) to[d] = 0;
+            for (int64_t block = 0; block < q4_scales(dim); ++block) {
+                const int64_t half = q4_block_size(dim, block) / 2;
+                const float scale = q4_scale(scales, block * block_size);
+                int64_t j = 0;
+                for (; j + Floats::kSize <= half; j += Floats::kSize) {
+                    const FloatPair found = nibbles(from + j);
+                    (found.first * Floats::all(scale / kLowUnit)).store(to + j);
+                    (found.second * Floats::all(scale)).store(to + half + j);
+                }
+                for (; j < half; ++j) {
+                    to[j] = low_nibble(from[j]) * scale;
+                    to[half + j] = high_nibble(from[j]) * scale;
+                }
+                from += half;
+                to += 2 * half;
+            }
+        }
+}
+
+// Queries as `score_block` takes them: low dimensions over kLowUnit.
+inline void scale_q4_queries(float* q, int64_t rows, int64_t dim) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t block = 0; block < q4_scales(dim); ++block) {
+            float* low = q + r * dim + block * kQ4Block;
+            const int64_t half = q4_block_size(dim, block) / 2;
+            for (int64_t j = 0; j < half; ++j) low[j] *= 1 / kLowUnit;
+        }
 }
 
 struct Q4Keys {
@@ -60,20 +97,53 @@ struct Q4Keys {
     int64_t block_size;
 };
 
-// sums += x(r, 0) times the low nibbles and x(r, 1) times the high ones of each of Vecs vectors.
+#if PAGODA_ISA_AVX512
+constexpr int kFloatRegisters = 32;
+#else
+constexpr int kFloatRegisters = 16;
+#endif
+
+// sums += x(r, 0) times the low nibbles and x(r, 1) times the high ones of each of Vecs vectors, in
+// the order that needs fewer registers.
 template <int Rows, int Vecs, typename X, typename Pair>
 [[gnu::always_inline]] inline void add_nibbles(const X& x, const Pair& pair,
                                                Floats (&sums)[Rows][Vecs]) {
-    Floats low[Rows], high[Rows];
+    const auto add = [&](int r, int v, Floats low, Floats high, FloatPair found) {
+        sums[r][v] = Floats::fma(low, found.first, sums[r][v]);
+        sums[r][v] = Floats::fma(high, found.second, sums[r][v]);
+    };
+    if constexpr (Rows < Vecs) {
+        Floats low[Rows], high[Rows];
 #pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r) low[r] = x(r, 0), high[r] = x(r, 1);
+        for (int r = 0; r < Rows; ++r) low[r] = x(r, 0), high[r] = x(r, 1);
 #pragma GCC unroll 8
-    for (int v = 0; v < Vecs; ++v) {
-        const FloatPair found = pair(v);
+        for (int v = 0; v < Vecs; ++v) {
+            const FloatPair found = pair(v);
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) sums[r][v] = Floats::fma(low[r], found.first, sums[r][v]);
+            for (int r = 0; r < Rows; ++r) add(r, v, low[r], high[r], found);
+        }
+    } else if constexpr (Rows * Vecs + 2 * Vecs < kFloatRegisters) {
+        FloatPair found[Vecs];
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) sums[r][v] = Floats::fma(high[r], found.second, sums[r][v]);
+        for (int v = 0; v < Vecs; ++v) found[v] = pair(v);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const Floats low = x(r, 0);
+#pragma GCC unroll 8
+            for (int v = 0; v < Vecs; ++v)
+                sums[r][v] = Floats::fma(low, found[v].first, sums[r][v]);
+            const Floats high = x(r, 1);
+#pragma GCC unroll 8
+            for (int v = 0; v < Vecs; ++v)
+                sums[r][v] = Floats::fma(high, found[v].second, sums[r][v]);
+        }
+    } else {
+#pragma GCC unroll 8
+        for (int v = 0; v < Vecs; ++v) {
+            const FloatPair found = pair(v);
+#pragma GCC unroll 8
+            for (int r = 0; r < Rows; ++r) add(r, v, x(r, 0), x(r, 1), found);
+        }
     }
 }
 
@@ -118,8 +188,10 @@ inline void scale_q4_weights(const float* weights, const Piece* pieces, int64_t 
     for (const Piece* piece = pieces; piece < pieces + num_pieces; ++piece) {
         const Float16* scales =
             scales_of(piece->values, dim, block_size, piece->offset) + block * block_size;
+        // In blocks of other sizes scales may lie at odd bytes.
+        const int64_t whole = block_size % Floats::kSize == 0 ? piece->count : 0;
         int64_t i = 0;
-        for (; i + Floats::kSize <= piece->count; i += Floats::kSize) {
+        for (; i + Floats::kSize <= whole; i += Floats::kSize) {
             const Floats scale = load(scales + i);
             for (int r = 0; r < Rows; ++r) {
                 const int64_t at = r * kTileKeys + piece->first + i;
@@ -139,16 +211,17 @@ inline void scale_q4_weights(const float* weights, const Piece* pieces, int64_t 
 template <int Rows, int Pairs>
 [[gnu::noinline]] void weigh_q4_block(const float* weights, const float* factors,
                                       const Q4_0* const* values, int64_t byte, int64_t begin,
-                                      int64_t end, int64_t stride, Lines& lines, float* out) {
-    constexpr int64_t kSize = Floats::kSize, kHalf = kQ4Block / 2;
+                                      int64_t end, int64_t half, int64_t stride, Lines& lines,
+                                      float* out) {
+    constexpr int64_t kSize = Floats::kSize;
     Floats low[Rows][Pairs], high[Rows][Pairs];
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Pairs; ++v) {
             const float* from = out + r * stride + v * kSize;
-            low[r][v] = Floats::load(from) * Floats::all(factors[r]);
-            high[r][v] = Floats::load(from + kHalf) * Floats::all(factors[r]);
+            low[r][v] = Floats::load(from) * Floats::all(factors[r] * kLowUnit);
+            high[r][v] = Floats::load(from + half) * Floats::all(factors[r]);
         }
     for (int64_t key = begin; key < end;) {
         lines.fetch(kSteps * Pairs * kSize);
@@ -171,13 +244,14 @@ template <int Rows, int Pairs>
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Pairs; ++v) {
-            low[r][v].store(out + r * stride + v * kSize);
-            high[r][v].store(out + r * stride + v * kSize + kHalf);
+            float* to = out + r * stride + v * kSize;
+            (low[r][v] * Floats::all(1 / kLowUnit)).store(to);
+            high[r][v].store(to + half);
         }
 }
 
-// As `weigh`, of whole blocks: dim a multiple of kQ4Block. `scaled` is room for as many numbers as
-// `weights` has.
+// As `weigh`, where the halves of all blocks are whole vectors. `scaled` is room for as many numbers
+// as `weights` has.
 template <int Rows>
 inline void weigh_q4(const float* weights, const float* factors, const Q4_0* const* values,
                      const Piece* pieces, int64_t num_pieces, int64_t begin, int64_t end,
@@ -186,12 +260,17 @@ inline void weigh_q4(const float* weights, const float* factors, const Q4_0* con
     constexpr int kAll = kQ4Block / 2 / Floats::kSize;  // pairs of vectors in a block
     // 3 rows x 4 vectors and what they are made of are more than 16 registers hold.
     constexpr int kPairs = Rows <= 2 ? kAll : 1;
-    for (int64_t block = 0; block < dim / kQ4Block; ++block) {
+    for (int64_t block = 0; block < q4_scales(dim); ++block) {
         scale_q4_weights<Rows>(weights, pieces, num_pieces, block, block_size, dim, scaled);
-        const int64_t byte = block * (kQ4Block / 2);
-        for (int64_t at = 0; at < kQ4Block / 2; at += kPairs * Floats::kSize)
-            weigh_q4_block<Rows, kPairs>(scaled, factors, values, byte + at, begin, end, stride,
-                                         lines, out + block * kQ4Block + at);
+        const int64_t half = q4_block_size(dim, block) / 2, byte = block * (kQ4Block / 2);
+        float* const to = out + block * kQ4Block;
+        int64_t at = 0;
+        for (; at + kPairs * Floats::kSize <= half; at += kPairs * Floats::kSize)
+            weigh_q4_block<Rows, kPairs>(scaled, factors, values, byte + at, begin, end, half,
+                                         stride, lines, to + at);
+        for (; at < half; at += Floats::kSize)
+            weigh_q4_block<Rows, 1>(scaled, factors, values, byte + at, begin, end, half, stride,
+                                    lines, to + at);
     }
 }
 
