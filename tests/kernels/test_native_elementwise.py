@@ -361,7 +361,7 @@ def test_rounding_to_a_q4_0_cache(ops):
     infinity and NaN are not lost."""
     signs = torch.tensor([[2.0, -2.0] * 16 + [-3.0, 3.0] * 16])
     ties = torch.tensor([[-8.0, -0.5, 0.5, 1.5, -2.5, 8, 7.5, -0.0] * 8])
-    tiny = torch.full((1, 64), 1e-38)
+    tiny = torch.full((1, 64), 1e-30)
     values = torch.cat((signs, ties, tiny, torch.zeros(1, 64), torch.randn(3000, 64) * 9))
     rows = len(values)
     caches_ = caches(rows, 64, Q4_0)
