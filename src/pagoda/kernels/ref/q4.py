@@ -72,7 +72,9 @@ def _encode_block(x: Tensor) -> tuple[Tensor, Tensor]:
     shifted = (x.double() * inverse.double() + 8.5).float().nan_to_num(8)
     codes = (shifted.to(torch.uint8).clamp(max=15) ^ 8).where(finite, 0)
     low, high = codes.chunk(2, dim=-1)
-    return low | (high << 4), step.to(torch.float16).view(torch.uint8)
+    # Without rows `where` leaves a stride that has no view as bytes.
+    stored = step.half().clone(memory_format=torch.contiguous_format)
+    return low | (high << 4), stored.view(torch.uint8)
 
 
 def _parts(cache: Tensor) -> tuple[Tensor, Tensor]:
