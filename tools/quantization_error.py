@@ -7,7 +7,7 @@ the difference over the rms of the weights.
 import torch
 
 from pagoda.kernels import ops
-from pagoda.kernels.ref import kv_cache
+from pagoda.kernels.ref import kv_cache, q4
 from pagoda.quant.repack import repacked
 from pagoda.weights.quantize import quantize_rows
 
@@ -124,6 +124,7 @@ def main() -> None:
         ("4 bits in activation order held as Q8_0", error(scattered, spread_out)),
         ("4 bits in activation order held as Q4_1", error(scattered, rounded(scattered, "Q4_1"))),
         ("keys and values to int8, a scale per 64", error(heads, cached)),
+        ("keys and values to q4_0", error(heads, q4.decode(*q4.encode(heads)))),
         ("keys and values to fp8", error(heads, heads.to(torch.float8_e4m3fn).float())),
     ]
     print("| weights | error |\n|---|---|")

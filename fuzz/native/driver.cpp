@@ -149,8 +149,16 @@ void try_matmul(Input& in) {
     expect_equal(one.data() + token * ldo, row.data(), rows, "matmul: the batch changes bits");
 }
 
-int64_t element_bytes(CacheType type) {
-    return type == CacheType::kFloat32 ? 4 : type == CacheType::kInt8 ? 1 : 2;
+// Of one token's K or V of one head.
+int64_t row_bytes(CacheType type, int64_t dim) {
+    switch (type) {
+        case CacheType::kFloat32: return 4 * dim;
+        case CacheType::kBFloat16:
+        case CacheType::kFloat16: return 2 * dim;
+        case CacheType::kInt8: return dim + 4;
+        case CacheType::kQ4_0: return dim / 2 + (dim + 31) / 32 * 2;
+    }
+    return 0;
 }
 
 // A step of attention: its requests, their caches filled by `rotary_store`.
@@ -163,7 +171,8 @@ struct Step {
         static constexpr int64_t kDims[] = {2, 4, 8, 16, 30, 32, 64, 80, 128, 34};
         static constexpr int64_t kBlocks[] = {1, 3, 8, 16, 17, 32, 64, 100};
         static constexpr CacheType kTypes[] = {CacheType::kFloat32, CacheType::kBFloat16,
-                                               CacheType::kFloat16, CacheType::kInt8};
+                                               CacheType::kFloat16, CacheType::kInt8,
+                                               CacheType::kQ4_0};
         kv_heads = in.number(1, 3), heads = kv_heads * in.number(1, 5);
         dim = in.one_of(kDims), block_size = in.one_of(kBlocks), type = in.one_of(kTypes);
         reqs = in.number(1, 4);
@@ -221,8 +230,7 @@ void try_attention(Input& in) {
     const auto turn = static_cast<int64_t>(in.bits() % static_cast<uint64_t>(step.reqs * step.table));
     for (int64_t i = 0; i < table.size(); ++i)
         table[i] = static_cast<int32_t>(1 + (table.size() - 1 - i + turn) % table.size());
-    const int64_t scale_bytes = step.type == CacheType::kInt8 ? 4 : 0;
-    const int64_t head = step.block_size * (step.dim * element_bytes(step.type) + scale_bytes);
+    const int64_t head = step.block_size * row_bytes(step.type, step.dim);
     const int64_t own = step.kv_heads * head, apart = own + in.number(0, 2) * 64;
     const int64_t size = (blocks - 1) * apart + own;
     Buffer<uint8_t> k(in, size, false), v(in, size, false);

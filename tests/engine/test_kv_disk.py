@@ -312,6 +312,7 @@ def test_blocks_are_told_apart_by_all_that_their_bytes_depend_on():
             (model, "float16", KVLayout("tokens", 16), "avx512"),
             (model, "float16", KVLayout("dimensions", 64), "avx512"),
             (model, "int8", KVLayout("dimensions", 16), "avx512"),
+            (model, "q4_0", KVLayout("dimensions", 16), "avx512"),
             (model, "float16", KVLayout("dimensions", 16), "torch"),
             (replace(model, dtype="bfloat16"), "float16", KVLayout("dimensions", 16), "avx512"),
             (replace(model, quantization="int4"), "float16", KVLayout("dimensions", 16), "avx512"),

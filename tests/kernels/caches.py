@@ -16,8 +16,8 @@ def poisoned(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V, full of NaN."""
     size = kv_heads * block_size * row_elements(head_dim, dtype)
-    # Four bytes of -1 are a NaN scale.
-    poison = -1 if dtype == torch.int8 else torch.nan
+    # Bytes of ones are NaN scales.
+    poison = {torch.int8: -1, torch.uint8: 255}.get(dtype, torch.nan)
     memory = torch.full((num_blocks, 2 * size + 7), poison, dtype=dtype)
     layout = KVLayout(keys, block_size)
     parts = memory[:, 3 : 3 + size], memory[:, 3 + size : 3 + 2 * size]

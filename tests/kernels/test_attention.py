@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,13 @@ def rounded_to_int8(x: torch.Tensor) -> torch.Tensor:
     wide = x.float().numpy()
     step = np.abs(wide).max(-1, keepdims=True) / np.float32(127)
     return torch.from_numpy(np.rint(wide / step) * step)
+
+
+def rounded_to_q4_0(x: torch.Tensor) -> torch.Tensor:
+    kind = gguf.GGMLQuantizationType.Q4_0
+    if x.numel() == 0:
+        return x.float()
+    return torch.from_numpy(gguf.dequantize(gguf.quantize(x.float().numpy(), kind), kind))
 
 
 def seen_until(
@@ -72,6 +80,8 @@ class Case:
             attention.store_kv(self.k[-1], self.v[-1], self.k_cache, self.v_cache, slots)
             if cache_dtype == torch.int8:
                 self.k[-1], self.v[-1] = rounded_to_int8(self.k[-1]), rounded_to_int8(self.v[-1])
+            if cache_dtype == torch.uint8:
+                self.k[-1], self.v[-1] = rounded_to_q4_0(self.k[-1]), rounded_to_q4_0(self.v[-1])
         counts = [queries for queries, _ in self.requests]
         self.starts = torch.tensor([0, *np.cumsum(counts)], dtype=torch.int32)
         self.q = torch.randn(sum(counts), self.heads, self.head_dim).to(self.dtype) * 2
@@ -177,6 +187,14 @@ def test_sinks(mix, dtype, window):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_cache(mix, window, dtype):
     Case(MIXES[mix], dtype=dtype, cache_dtype=torch.int8).check(window)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_q4_0_cache(mix, window, block_size):
+    case = Case(MIXES[mix], head_dim=64, block_size=block_size, cache_dtype=torch.uint8)
+    case.check(window)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 8), (9, 3, 64), (8, 1, 24)])

@@ -16,6 +16,7 @@ native = pytest.importorskip(
 from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402 - behind the skip
 
 ISAS = native.INSTRUCTION_SETS
+Q4_0 = torch.uint8
 # fp32 sums of up to 2000 products in another order than the reference's.
 TOLERANCE = 2e-5
 
@@ -114,7 +115,7 @@ def test_chunks(isa, mix, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, Q4_0])
 @pytest.mark.parametrize("mix", ["decodes", "mixed", "chunk"])
 @pytest.mark.parametrize(
     ("heads", "head_dim", "block_size"), [(16, 64, 16), (130, 48, 16), (4, 26, 16), (3, 72, 5)]
@@ -125,14 +126,14 @@ def test_values_that_are_the_keys(isa, dtype, mix, heads, head_dim, block_size):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, Q4_0])
 @pytest.mark.parametrize("cap", [0.5, 50.0])
 def test_capped_logits(isa, dtype, cap):
     Case(MIXES["mixed"], dtype=dtype, window=37, cap=cap).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8, Q4_0])
 @pytest.mark.parametrize("mix", ["decodes", "mixed"])
 @pytest.mark.parametrize("window", [None, 37])
 def test_small_caches(isa, dtype, mix, window):
@@ -140,7 +141,7 @@ def test_small_caches(isa, dtype, mix, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, Q4_0])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"),
     [(4, 4, 8), (9, 3, 64), (8, 1, 24), (5, 1, 80), (14, 2, 128), (71, 1, 64), (2, 1, 256),
@@ -152,14 +153,14 @@ def test_head_layouts(isa, dtype, heads, kv_heads, head_dim):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, Q4_0])
 @pytest.mark.parametrize("block_size", [1, 3, 100])
 def test_block_sizes(isa, dtype, block_size):
     Case(MIXES["mixed"], block_size=block_size, window=90, dtype=dtype).check(cpu_ops(isa))
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, Q4_0])
 @pytest.mark.parametrize("mix", ["first token", "one decode", "mixed", "idle requests"])
 @pytest.mark.parametrize("window", [None, 37])
 def test_sinks(isa, dtype, mix, window):
@@ -169,7 +170,7 @@ def test_sinks(isa, dtype, mix, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8, Q4_0])
 @pytest.mark.parametrize("window", [None, 37, 200])
 def test_spans_that_see_each_other(isa, dtype, window):
     """Across tiles of 64 keys and splits of 256, and cut by the request's end."""
@@ -181,7 +182,7 @@ def test_spans_that_see_each_other(isa, dtype, window):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, Q4_0])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_threads_change_no_bit(isa, dtype, threads):
     for mix in ("one decode", "mixed", "chunk"):
@@ -191,7 +192,7 @@ def test_threads_change_no_bit(isa, dtype, threads):
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8, Q4_0])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(9, 3), (2, 2), (8, 1)])
 def test_chunks_and_neighbours_change_no_bit(isa, window, dtype, heads, kv_heads):
     length = 600

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import gguf
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from pagoda.kernels.cpu.ops import CpuOps  # noqa: E402 - behind the skip
 ISAS = native.INSTRUCTION_SETS
 ROWS = [0, 1, 3, 130]
 CACHES = [torch.float32, torch.bfloat16, torch.float16]
+Q4_0 = torch.uint8
 
 
 @pytest.fixture(params=[(isa, threads) for isa in ISAS for threads in (1, 3)], ids=str)
@@ -194,7 +196,7 @@ def test_layer_norm(ops, rows, size, shift):
         torch.testing.assert_close(reference, expected, rtol=1e-5, atol=2e-5 if not shift else 1e-3)
 
 
-@pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
+@pytest.mark.parametrize("dtype", [*CACHES, torch.int8, Q4_0])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
@@ -274,7 +276,7 @@ def test_rotary_in_place(ops, rows, dim, rotary_dim):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("dtype", [*CACHES, torch.int8])
+@pytest.mark.parametrize("dtype", [*CACHES, torch.int8, Q4_0])
 def test_rotary_store_of_normalized_values(ops, dtype, shared):
     """With `shared`, of values that are keys as they came."""
     rows, heads, kv_heads, dim, eps = 7, 4, 2, 22, 1e-3
@@ -299,11 +301,13 @@ def test_rotary_store_of_normalized_values(ops, dtype, shared):
     for out in (turned.flatten(1), qkv[:, : heads * dim]):
         torch.testing.assert_close(out, q.flatten(1), rtol=1e-5, atol=1e-5)
     # One step of the cache's type: sums of squares differ in their last bits.
-    apart = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.int8: 1}[dtype]
+    apart = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(dtype)
     for caches_ in (found, reference):
         for got, want in zip(caches_, expected, strict=True):
             got, want = got.float(), want.float()
-            if dtype == torch.int8:  # scales lie between rows of numbers
+            if dtype == Q4_0:
+                assert (got == want).float().mean() > 0.8
+            elif dtype == torch.int8:  # scales lie between rows of numbers
                 assert ((got - want).abs() <= 1).float().mean() > 0.8
             else:
                 torch.testing.assert_close(got, want, rtol=apart, atol=apart, equal_nan=True)
@@ -350,6 +354,32 @@ def test_rounding_to_an_int8_cache(ops):
             ops.rotary_store(row, 1, None, None, k_cache, v_cache, torch.zeros(1).long())
             for rows in (k_cache, v_cache):
                 assert kv_cache.decode(rows, torch.float32).isnan().all()
+
+
+def test_rounding_to_a_q4_0_cache(ops):
+    """As the gguf package rounds: ties, both signs of the largest magnitude, zeros, tiny blocks;
+    infinity and NaN are not lost."""
+    signs = torch.tensor([[2.0, -2.0] * 16 + [-3.0, 3.0] * 16])
+    ties = torch.tensor([[-8.0, -0.5, 0.5, 1.5, -2.5, 8, 7.5, -0.0] * 8])
+    tiny = torch.full((1, 64), 1e-30)
+    values = torch.cat((signs, ties, tiny, torch.zeros(1, 64), torch.randn(3000, 64) * 9))
+    rows = len(values)
+    caches_ = caches(rows, 64, Q4_0)
+    ops.rotary_store(
+        torch.cat((values, values, values), dim=1), 1, None, None, *caches_, torch.arange(rows)
+    )
+    kind = gguf.GGMLQuantizationType.Q4_0
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(values.numpy(), kind), kind))
+    for cache in caches_:
+        assert torch.equal(kv_cache.decode(cache, torch.float32).view(rows, 64), expected)
+    for bad in (torch.inf, -torch.inf, torch.nan):
+        row = torch.ones(1, 192)
+        row[0, 64 + 5] = row[0, 128 + 40] = bad
+        k_cache, v_cache = caches(1, 64, Q4_0)
+        ops.rotary_store(row, 1, None, None, k_cache, v_cache, torch.zeros(1).long())
+        for stored, block in ((k_cache, 0), (v_cache, 1)):
+            read = kv_cache.decode(stored, torch.float32).view(2, 32)
+            assert read[block].isnan().all() and read[1 - block].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", CACHES)

@@ -153,8 +153,8 @@ def _kv_cache(
 ) -> tuple[torch.Tensor, ...]:
     heads = max(1, spec.num_kv_heads // ranks)
     row = row_elements(spec.head_dim, dtype)
-    # Four bytes of -1 are a NaN scale.
-    poison = -1 if dtype == torch.int8 else torch.nan
+    # Bytes of ones are NaN scales.
+    poison = {torch.int8: -1, torch.uint8: 255}.get(dtype, torch.nan)
     parts = torch.full((2, num_blocks, heads * layout.block_size * row), poison, dtype=dtype)
     keys, values = parts
     return views(keys, keys if spec.latent is not None else values, layout, heads)

@@ -147,7 +147,7 @@ WHOLE_CONTEXT = Fact(
     "a request ends when the context is full", lacks=("context_shift", "sliding_context")
 )
 TYPES = Fact(
-    "give --kv-cache-dtype int8, the smallest that keys and values have",
+    "give --kv-cache-dtype int8 or q4_0, the smallest that keys and values have",
     has=("--kv-cache-dtype",),
     lacks=("int4_per_token", "nvfp4"),
 )

@@ -85,14 +85,18 @@ _MODEL = (
         "vision-gemma-12b-default")),
 )  # fmt: skip
 
-_INT8_CACHE = {"q8_0": {"kv_cache_dtype": "int8"}, "f32": {"kv_cache_dtype": "float32"}}
+_CACHE_TYPES = {
+    "q8_0": {"kv_cache_dtype": "int8"},
+    "q4_0": {"kv_cache_dtype": "q4_0"},
+    "f32": {"kv_cache_dtype": "float32"},
+}
 
 _CACHE = (
     Compat("--kv-offload -kvo", "-", "none",
            Fact("the KV cache is on --device", has=("--device",))),
     Compat("-nkvo", "0", "none", Fact("the KV cache is on --device", has=("--device",))),
-    Compat("--cache-type-k -ctk", "v", "later", facts.TYPES, ("f16", "bf16"), _INT8_CACHE),
-    Compat("--cache-type-v -ctv", "v", "later", facts.TYPES, ("f16", "bf16"), _INT8_CACHE),
+    Compat("--cache-type-k -ctk", "v", "later", facts.TYPES, ("f16", "bf16"), _CACHE_TYPES),
+    Compat("--cache-type-v -ctv", "v", "later", facts.TYPES, ("f16", "bf16"), _CACHE_TYPES),
     Compat("--cache-prompt", "-", "none",
            Fact("--enable-prefix-caching decides", has=("--enable-prefix-caching",))),
     Compat("--cache-reuse", "v", "later",

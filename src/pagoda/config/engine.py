@@ -215,7 +215,8 @@ class CacheConfig(Options):
     kv_cache_dtype: str = option(
         "auto",
         "Type of cached keys and values. `int8`, which vLLM calls `int8_per_token_head`, keeps a "
-        "scale per token and head: about half the bytes of `bfloat16`. `fp8` is E4M3 on a "
+        "scale per token and head: about half the bytes of `bfloat16`. `q4_0`, llama.cpp's, keeps "
+        "one per 32 numbers, 4.5 bits each, on a CPU only. `fp8` is E4M3 on a "
         "GPU, with the checkpoint's scales of each KV head or 1, and `fp8_e5m2` has no scales; a "
         "CPU takes `int8` for both, which is closer.",
         choices=(
@@ -225,6 +226,7 @@ class CacheConfig(Options):
             "float32",
             "int8",
             "int8_per_token_head",
+            "q4_0",
             "fp8",
             "fp8_e4m3",
             "fp8_e5m2",

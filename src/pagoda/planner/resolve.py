@@ -67,7 +67,7 @@ _DTYPES: dict[str, DType] = {
 _ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
 _KV_DTYPES: dict[str, CacheDType] = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "int8": "int8",
-    "int8_per_token_head": "int8", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
+    "int8_per_token_head": "int8", "q4_0": "q4_0", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
     "fp8_e5m2": "fp8_e5m2",
 }  # fmt: skip
 # Beside a long prompt the slowest steps of running replies are to stay within three times their
@@ -301,9 +301,20 @@ def _resolve_types(
     if kv_dtype not in ("float16", "bfloat16", "float32") and _has_indexer(spec):
         raise ConfigError(
             f"--kv-cache-dtype {asked_kv}: this model's attention chooses tokens by keys that "
-            "share a row of the cache with what it attends to, and 8 bits would round both by one "
-            "scale. Take auto, bfloat16 or float16."
+            "share a row of the cache with what it attends to, and 8 bits or less would round both "
+            "by one scale. Take auto, bfloat16 or float16."
         )
+    if kv_dtype == "q4_0":
+        if facts.device != "cpu":
+            raise ConfigError(
+                "--kv-cache-dtype q4_0: only a CPU's kernels read it. Take fp8 or int8, with half "
+                "the bytes of bfloat16."
+            )
+        if any(mixer.head_dim % 2 for mixer in spec.attentions):
+            raise ConfigError(
+                "--kv-cache-dtype q4_0 keeps two dimensions of a head in a byte, and this model's "
+                "heads have an odd number. Take int8."
+            )
     if kv_dtype in ("fp8_e4m3", "fp8_e5m2"):
         if facts.device == "cpu":
             kv_dtype = "int8"

@@ -11,7 +11,7 @@ from pagoda.config.engine import ParallelConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
 SpeculationMethod = Literal["none", "ngram", "suffix", "mtp", "eagle3", "draft"]
-CacheDType = Literal["float16", "bfloat16", "float32", "int8", "fp8_e4m3", "fp8_e5m2"]
+CacheDType = Literal["float16", "bfloat16", "float32", "int8", "q4_0", "fp8_e4m3", "fp8_e5m2"]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float32": torch.float32,
     "int8": torch.int8,
+    "q4_0": torch.uint8,
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
@@ -58,8 +59,8 @@ class Device(ABC):
     """Devices of this kind that processes can have one each of."""
 
     def dtype(self, name: str) -> torch.dtype:
-        """The torch type of a name as in `--dtype` or `--kv-cache-dtype`; ConfigError for an
-        unknown one."""
+        """The torch type of a name as in `--dtype` or `--kv-cache-dtype` (of bytes, for q4_0);
+        ConfigError for an unknown one."""
         if name not in _DTYPES:
             raise ConfigError(f"dtype {name!r} is not known; choose one of {', '.join(_DTYPES)}.")
         return _DTYPES[name]

@@ -199,6 +199,7 @@ def test_flags_that_say_what_ours_say():
          {"enable_thinking": False, "reasoning_effort": "low"}),
         ('--chat-template-kwargs {"a":1}', "model", "default_chat_template_kwargs", {"a": 1}),
         ("-ctk q8_0 -ctv q8_0", "cache", "kv_cache_dtype", "int8"),
+        ("--cache-type-k q4_0 -ctv q4_0", "cache", "kv_cache_dtype", "q4_0"),
         ("-s 7", "model", "seed", 7), ("-dev none", "device", "device", "cpu"),
         ("--skip-chat-parsing", "model", "tool_call_parser", "none"),
         ("--runner pooling", "model", "task", "embed"), ("--task embed", "model", "task", "embed"),

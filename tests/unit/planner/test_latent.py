@@ -33,6 +33,7 @@ def test_published_sizes(name: str):
     assert parameter_count(spec) == parameters
     assert token_bytes(spec, "bfloat16") == 2 * numbers
     assert token_bytes(spec, "int8") == numbers // 576 * (576 + 4)
+    assert token_bytes(spec, "q4_0") == numbers // 32 * 18
     # Every device of several has the whole vector: heads are dealt out, and it is of all of them.
     if name != "GLM-4.7-Flash":  # of 20 heads
         assert token_bytes(rank_spec(spec, 8), "bfloat16") == 2 * numbers

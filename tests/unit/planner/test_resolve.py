@@ -194,6 +194,15 @@ def test_an_int8_cache_has_a_scale_per_token_and_head(name):
     assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * (64 + 4)
 
 
+def test_a_q4_0_cache_has_a_scale_per_32_numbers():
+    config = configure(cache={"kv_cache_dtype": "q4_0"})
+    resolution = resolve(config, smollm2(), {}, machine())
+    assert resolution.config.cache.kv_cache_dtype == "q4_0"
+    assert resolution.plan.kv_bytes_per_token == 30 * 2 * 3 * 2 * 18
+    with pytest.raises(ConfigError, match="--kv-cache-dtype q4_0: only a CPU's.*Take fp8 or int8"):
+        resolve(config, smollm2(), {}, replace(machine(), device="cuda", capability=80))
+
+
 @pytest.mark.parametrize(
     ("name", "kept"),
     [("fp8", "fp8_e4m3"), ("fp8_e4m3", "fp8_e4m3"), ("fp8_e5m2", "fp8_e5m2")],
@@ -447,7 +456,7 @@ def test_published_weights_stay_on_a_gpu():
     assert reason.why == "INT4 stays"
 
 
-@pytest.mark.parametrize("name", ["int8", "fp8"])
+@pytest.mark.parametrize("name", ["int8", "q4_0", "fp8"])
 def test_keys_of_an_indexer_are_not_rounded_along_with_what_attention_reads(name):
     config = tiny.SIZES | tiny.DEEPSEEK_V32 | {"architectures": ["DeepseekV32ForCausalLM"]}
     spec = spec_for(config, {}, ())

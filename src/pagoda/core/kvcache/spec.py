@@ -16,12 +16,17 @@ INT8_SCALE_BYTES = 4
 
 It lies in its row's block and moves with it, so that block ids mean the same in every type.
 """
+Q4_BLOCK = 32
+"""Dimensions of a row that share a scale in q4_0, at most: the last ones may be fewer."""
+Q4_SCALE_BYTES = 2
 ALIGNMENT = 64
 """Bytes: each part of a block begins at a multiple of them, where a cache line does."""
 
 
 def row_bytes(head_dim: int, kv_dtype: str) -> int:
     """Bytes of one token's K (or V) of one head; `kv_dtype` as in `--kv-cache-dtype`."""
+    if kv_dtype == "q4_0":
+        return head_dim // 2 + -(-head_dim // Q4_BLOCK) * Q4_SCALE_BYTES
     scale = INT8_SCALE_BYTES if kv_dtype == "int8" else 0
     return head_dim * _ELEMENT_BYTES[kv_dtype] + scale
 

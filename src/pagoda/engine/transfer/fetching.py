@@ -76,8 +76,8 @@ class Fetch:
         with self._changed:
             self.failure = self.failure or failure
             self._is_cancelled = True
+            sock = self._socket
             self._changed.notify_all()
-        sock = self._socket
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -126,7 +126,10 @@ class Fetch:
 
     def _try(self) -> None:
         with self._connect() as sock:
-            self._socket = sock
+            with self._changed:
+                self._socket = sock
+                if self._is_cancelled:  # while there was no socket to shut
+                    raise ConnectionError("the fetch was given up")
             self._greet(sock)
             have = [np.packbits(row).tobytes() for row in self._have]
             wire.send(sock, wire.Pull(b"".join(self.hashes), have))

@@ -19,6 +19,7 @@ _CACHE_TYPES = {
     torch.bfloat16: CacheType.bfloat16,
     torch.float16: CacheType.float16,
     torch.int8: CacheType.int8,
+    torch.uint8: CacheType.q4_0,
 }
 _KEY_BLOCK = 64
 

@@ -4,14 +4,16 @@ Both are tensors [num_blocks, kv_heads, block_size, row], and the same one where
 row is one token's head_dim elements of one head, in int8 with their fp32 scale behind them. Strides
 say how keys lie. Dimension by dimension (a stride of 1 over tokens) they are scored as vectors of
 one dimension each; in int8 the fp32 scales [block_size] then lie behind all dimensions, where no
-strides reach them.
+strides reach them. Elements of torch.uint8 are the bytes of q4_0 (`q4`), whose scales lie behind
+those of all tokens in either layout.
 """
 
 from typing import NamedTuple
 
 import torch
 
-from pagoda.core.kvcache.spec import INT8_SCALE_BYTES, KVLayout
+from pagoda.core.kvcache.spec import INT8_SCALE_BYTES, Q4_SCALE_BYTES, KVLayout, row_bytes
+from pagoda.kernels.ref import q4
 
 Tensor = torch.Tensor
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -41,18 +43,25 @@ def views(keys: Tensor, values: Tensor, layout: KVLayout, kv_heads: int) -> tupl
 
 def row_elements(head_dim: int, dtype: torch.dtype) -> int:
     """Elements of `dtype` that a head of one token takes in a cache: a row of int8 ends in its
-    scale."""
+    scale, and one of q4_0 is bytes of two numbers and scales."""
+    if dtype == torch.uint8:
+        return row_bytes(head_dim, "q4_0")
     return head_dim + (INT8_SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def head_dim(v_cache: Tensor) -> int:
     """The size of a head in v_cache [blocks, kv_heads, block_size, row], whose rows may end in a
     scale."""
+    if v_cache.dtype == torch.uint8:
+        return q4.head_dim(v_cache.shape[-1])
     return v_cache.shape[-1] - row_elements(0, v_cache.dtype)
 
 
 def store(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
     """fp32 K or V [tokens, kv_heads, head_dim] to the offsets [tokens] of blocks [tokens]."""
+    if cache.dtype == torch.uint8:
+        q4.store(rows, cache, blocks, offsets)
+        return
     coded, dim, block_size = encode(rows, cache.dtype), rows.shape[-1], cache.shape[2]
     if not _scales_apart(cache):
         cache[blocks, :, offsets] = coded
@@ -65,9 +74,12 @@ def store(rows: Tensor, cache: Tensor, blocks: Tensor, offsets: Tensor) -> None:
 
 
 def take(cache: Tensor, blocks: Tensor, heads: slice) -> Tensor:
-    """Rows of blocks [n], each with its scale behind it: [n, heads, block_size, row]."""
+    """Rows of blocks [n], each with its scales behind it: [n, heads, block_size, row]."""
+    if cache.dtype == torch.uint8:
+        codes, halves = q4.take(cache, blocks, heads)
+        return torch.cat((codes, halves.flatten(3)), dim=3)
     if cache.dtype in FP8:  # which torch gathers nowhere
-        return take(cache.view(torch.uint8), blocks, heads).view(cache.dtype)
+        return cache.view(torch.uint8)[:, heads].index_select(0, blocks).view(cache.dtype)
     taken = cache[:, heads]
     if not _scales_apart(cache):
         return taken.index_select(0, blocks)
@@ -98,7 +110,11 @@ def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of V as [..., head_dim] of `dtype`."""
+    """Rows that `take` gave as [..., head_dim] of `dtype`."""
+    if rows.dtype == torch.uint8:
+        half = head_dim(rows) // 2
+        halves = rows[..., half:].unflatten(-1, (-1, Q4_SCALE_BYTES))
+        return q4.decode(rows[..., :half], halves).to(dtype)
     if rows.dtype != torch.int8:
         return rows.to(dtype)
     codes, scale = rows.split((head_dim(rows), INT8_SCALE_BYTES), dim=-1)

@@ -33,6 +33,8 @@ def cache_form(k_cache: Tensor, v_cache: Tensor) -> CacheForm:
         )
     heads, block_size = v_cache.shape[1:3]
     dim = head_dim(v_cache)
+    if v_cache.dtype == torch.uint8:
+        raise ValueError("These kernels do not read q4_0, which only a CPU's do.")
     storage = _FP8.get(v_cache.dtype)
     if storage is not None:
         k_cache, v_cache = k_cache.view(torch.uint8), v_cache.view(torch.uint8)

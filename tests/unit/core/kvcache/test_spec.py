@@ -38,5 +38,7 @@ def test_bytes_per_block_count_keys_and_values_of_all_layers():
     assert KVGroupSpec("full", (0, 1), 2, 8, 16).block_bytes == 2048
     # 8 bytes and a scale of 4
     assert KVGroupSpec("full", (0, 1), 2, 8, 16, kv_dtype="int8").block_bytes == 2 * 2 * 2 * 16 * 12
+    # 40 dimensions in 20 bytes, and scales of 2 for 32 of them and for the last 8
+    assert KVGroupSpec("full", (0, 1), 2, 40, 16, kv_dtype="q4_0").block_bytes == 2 * 2 * 768
     # Each part starts at a cache line: 3 heads x 1 token x 2 x 2 bytes take 64.
     assert KVGroupSpec("full", (0,), 3, 2, 1).block_bytes == 2 * 64

@@ -7,8 +7,8 @@
 
 #include <type_traits>
 
-#include "attention_tile.h"
 #include "isa.h"
+#include "q4_tile.h"
 
 namespace pagoda {
 namespace {
@@ -204,7 +204,7 @@ class AttentionWorker {
           group_(op.heads / op.cache.kv_heads),
           whole_vectors_(op.cache.block_size % Floats::kSize == 0),
           latent_(op.cache.v == op.cache.k),
-          whole_rows_(!latent_ && op.cache.dim % Floats::kSize == 0) {
+          whole_rows_(!latent_ && op.cache.dim % ((kQ4 ? 2 : 1) * Floats::kSize) == 0) {
         char* memory = plan.worker(index);
         const int64_t rows = plan.layout().rows;
         const auto floats = [&](int64_t count) {
@@ -218,6 +218,7 @@ class AttentionWorker {
         keys_ = floats(kTileKeys * padded_);
         packed_ = floats(kTileKeys * padded_);
         weights_ = floats(kBlockRows * kTileKeys);
+        scaled_ = floats(kBlockRows * kTileKeys);
         k_scales_ = floats(kTileKeys);
         v_scales_ = floats(kTileKeys);
         top_ = floats(rows);
@@ -239,7 +240,8 @@ class AttentionWorker {
     }
 
    private:
-    static constexpr bool kScaled = std::is_same_v<T, Int8>;
+    static constexpr bool kScaled = std::is_same_v<T, Int8>;  // one scale for each key and value
+    static constexpr bool kQ4 = std::is_same_v<T, Q4_0>;
 
     // Where the keys and values of a tile lie.
     struct Tile {
@@ -305,6 +307,8 @@ class AttentionWorker {
             float* to = q_ + token * group_ * dim_;
             for (int64_t i = 0; i < group_ * dim_; ++i) to[i] = from[i] * scale;
         }
+        if constexpr (kQ4)
+            if (in_vectors(tile_)) scale_q4_queries(q_, num_rows(), dim_);
     }
 
     void clear(float* top, float* total, float* values) {
@@ -359,8 +363,8 @@ class AttentionWorker {
             end = round_up(end, Floats::kSize);
         }
         const int64_t bytes = sizeof(T);
-        const int64_t row_bytes = row_size<T>(dim_) * bytes;
-        const int64_t head_bytes = cache.block_size * row_bytes;
+        const int64_t row_bytes = value_stride<T>(dim_) * bytes;
+        const int64_t head_bytes = cache.block_size * row_size<T>(dim_) * bytes;
         const int32_t* blocks = op_.block_table + tile.req * op_.table_stride;
         Piece* piece = out->pieces;
         for (int64_t i = begin; i < end; ++piece) {
@@ -376,14 +380,17 @@ class AttentionWorker {
             }
             const int64_t place = block * cache.block_bytes + tile.kv_head * head_bytes;
             const char* keys = static_cast<const char*>(cache.k) + place;
-            const char* values = static_cast<const char*>(cache.v) + place + offset * row_bytes;
-            *piece = {keys, offset, i, count, {}, {values, count * row_bytes, 0, 1}};
+            const char* values = static_cast<const char*>(cache.v) + place;
+            const int64_t values_bytes =
+                count == cache.block_size ? head_bytes : count * row_bytes;
+            *piece = {keys, values, offset, i, count, {},
+                      {values + offset * row_bytes, values_bytes, 0, 1}};
             if (latent_) piece->value_bytes = {keys, 0, 0, 1};  // which are there already
             // In small blocks a cache line holds keys that are not asked for anyway.
             if (cache.block_size * bytes <= 64) piece->key_bytes = {keys, head_bytes, 0, 1};
             else
                 piece->key_bytes = {keys + offset * bytes, count * bytes,
-                                    cache.block_size * bytes, dim_};
+                                    cache.block_size * bytes, key_vectors<T>(dim_)};
             i += count;
         }
         out->num_pieces = piece - out->pieces;
@@ -406,19 +413,31 @@ class AttentionWorker {
         Lines values(pieces, current_->num_pieces, &Piece::value_bytes);
         Lines keys(following_->pieces, following_->num_pieces, &Piece::key_bytes);
         read_pieces();
-        if (!in_vectors(tile_))
-            pack_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, values, keys_);
-        if (latent_)
-            turn_keys<T>(pieces, current_->num_pieces, op_.cache.block_size, dim_, padded_,
-                         packed_);
-        else if (!whole_rows_)
-            pack_values(value_rows_, begin, end, dim_, padded_, packed_);
+        unpack(begin, end, values);
         for (int64_t row = 0; row < num_rows(); row += step) {
             const int64_t count = row + step < num_rows() ? step : num_rows() - row;
             const Range first = visible(row / group_, at);
             const Range last = visible((row + count - 1) / group_, at);
             const Range seen = {first.begin, last.end};
             if (seen.begin < seen.end) attend_rows(at, row, count, seen, values, keys);
+        }
+    }
+
+    // Brings what is not read as it lies to fp32; it is located from `begin` to `end`.
+    void unpack(int64_t begin, int64_t end, Lines& lines) {
+        const Piece* pieces = current_->pieces;
+        const int64_t count = current_->num_pieces, block_size = op_.cache.block_size;
+        if constexpr (kQ4) {
+            if (!in_vectors(tile_)) pack_q4_keys(pieces, count, block_size, dim_, keys_);
+            if (latent_) turn_q4_keys(pieces, count, block_size, dim_, padded_, packed_);
+            else if (!whole_rows_)
+                pack_q4_values(pieces, count, block_size, dim_, padded_, packed_);
+        } else {
+            if (!in_vectors(tile_))
+                pack_keys<T>(pieces, count, block_size, dim_, lines, keys_);
+            if (latent_) turn_keys<T>(pieces, count, block_size, dim_, padded_, packed_);
+            else if (!whole_rows_)
+                pack_values(value_rows_, begin, end, dim_, padded_, packed_);
         }
     }
 
@@ -432,9 +451,13 @@ class AttentionWorker {
             const T* values = reinterpret_cast<const T*>(piece.value_bytes.begin);
             const int64_t end = piece.first + piece.count;
             if (in_vectors(tile_))
-                for (int64_t i = piece.first; i < end; i += kSize)
-                    key_vectors_[i / kSize] = keys + piece.offset + i - piece.first;
-            for (int64_t i = piece.first; i < end; ++i, values += row_size<T>(dim_))
+                for (int64_t i = piece.first; i < end; i += kSize) {
+                    const int64_t offset = piece.offset + i - piece.first;
+                    key_vectors_[i / kSize] = keys + offset;
+                    if constexpr (kQ4)
+                        key_scales_[i / kSize] = scales_of(piece.keys, dim_, block_size, offset);
+                }
+            for (int64_t i = piece.first; i < end; ++i, values += value_stride<T>(dim_))
                 value_rows_[i] = values;
             if constexpr (kScaled) {
                 const T* scales = keys + dim_ * block_size;
@@ -467,8 +490,10 @@ class AttentionWorker {
             score<Count>(q_ + row * dim_, dim_, keys, begin, vecs, next_values, weights_);
         };
         // Widened on the way even for many rows: conversions are not what the loops wait for.
-        if (in_vectors(tile_)) score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
-        else score_keys(PackedKeys{keys_});
+        if (!in_vectors(tile_)) score_keys(PackedKeys{keys_});
+        else if constexpr (kQ4)
+            score_keys(Q4Keys{key_vectors_, key_scales_, op_.cache.block_size});
+        else score_keys(CachedKeys<T>{key_vectors_, op_.cache.block_size});
         if constexpr (kScaled) multiply(k_scales_, Count, vecs);
         if (op_.cap > 0) cap_scores(Count, vecs);
         // In two passes: the maxima of all rows overlap, which one after the other would wait.
@@ -484,8 +509,12 @@ class AttentionWorker {
             weigh<Count>(weights_, factors, values, seen.begin, seen.end, 0, dim_, padded_,
                          next_keys, values_ + row * padded_);
         };
-        if (whole_rows_) weigh_values(CachedValues<T>{value_rows_});
-        else weigh_values(PackedValues{packed_, padded_});
+        if (!whole_rows_) weigh_values(PackedValues{packed_, padded_});
+        else if constexpr (kQ4)
+            weigh_q4<Count>(weights_, factors, value_rows_, current_->pieces,
+                            current_->num_pieces, seen.begin, seen.end, op_.cache.block_size, dim_,
+                            padded_, next_keys, scaled_, values_ + row * padded_);
+        else weigh_values(CachedValues<T>{value_rows_});
     }
 
     // Multiplies the first `count` rows of weights_ by the keys' scales.
@@ -603,7 +632,7 @@ class AttentionWorker {
     const AttentionPlan& plan_;
     const int64_t dim_, padded_, group_;
     QueryTile tile_;
-    float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *k_scales_, *v_scales_;
+    float *q_, *values_, *merged_, *keys_, *packed_, *weights_, *scaled_, *k_scales_, *v_scales_;
     float *top_, *sums_, *total_, *merged_top_, *merged_total_;
     const bool whole_vectors_;  // no vector of keys crosses blocks
     const bool latent_;      // values are the keys
@@ -612,6 +641,7 @@ class AttentionWorker {
     Tile tiles_[2];
     Tile *current_ = &tiles_[0], *following_ = &tiles_[1];
     const T* key_vectors_[kTileKeys / Floats::kSize];
+    const Float16* key_scales_[kTileKeys / Floats::kSize];  // in q4_0, of their first blocks
     const T* value_rows_[kTileKeys];
 };
 
@@ -635,6 +665,7 @@ void paged_attention(const PagedAttention& op, int64_t rows, Pool& pool) {
         case CacheType::kBFloat16: return paged_attention_as<BFloat16>(op, plan, pool);
         case CacheType::kFloat16: return paged_attention_as<Float16>(op, plan, pool);
         case CacheType::kInt8: return paged_attention_as<Int8>(op, plan, pool);
+        case CacheType::kQ4_0: return paged_attention_as<Q4_0>(op, plan, pool);
     }
 }
 

@@ -44,7 +44,7 @@ struct AttentionLayout {
         rows = group > kTileRows ? group : kTileRows;
         padded_dim = round_up(cache.dim, 32);
         const int64_t floats = 3 * rows * padded_dim + 2 * kTileKeys * padded_dim +
-                               (kBlockRows + 2) * kTileKeys + rows * (16 + 4);
+                               (2 * kBlockRows + 2) * kTileKeys + rows * (16 + 4);
         worker_bytes = round_up(floats * 4, 64) + 64 * 16;
         shares = 64 + round_up(kPartsPerThread * threads * 4, 64);
         workers = shares + round_up(max_reqs * int64_t{sizeof(AttentionShare)}, 64);

@@ -20,9 +20,10 @@ struct Stretch {
 
 // Keys of a tile that lie in one block, and their values.
 struct Piece {
-    const char* keys;  // the block's [dim, block_size]
-    int64_t offset;    // of the first key in its block
-    int64_t first;     // its number in the tile
+    const char* keys;    // the block's [dim, block_size]
+    const char* values;  // and [block_size, dim]
+    int64_t offset;      // of the first key in its block
+    int64_t first;       // its number in the tile
     int64_t count;
     Stretch key_bytes;
     Stretch value_bytes;

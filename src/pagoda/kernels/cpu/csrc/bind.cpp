@@ -316,7 +316,8 @@ class Native {
                      uintptr_t block_table, int64_t table_stride, uintptr_t query_start,
                      uintptr_t kv_lens, int64_t max_reqs, int64_t max_kv_len, int64_t num_chosen,
                      uintptr_t chosen) {
-        if (cache.type == CacheType::kInt8) throw nb::value_error("index keys are not kept in int8");
+        if (cache.type == CacheType::kInt8 || cache.type == CacheType::kQ4_0)
+            throw nb::value_error("index keys are not kept in int8 or q4_0");
         const ChooseKeys op{
             pointer<const float>(q), q_stride, pointer<const float>(weights), weights_stride, heads,
             cache, pointer<const int32_t>(block_table), table_stride,
@@ -616,7 +617,8 @@ NB_MODULE(_native, module) {
         .value("float32", CacheType::kFloat32)
         .value("bfloat16", CacheType::kBFloat16)
         .value("float16", CacheType::kFloat16)
-        .value("int8", CacheType::kInt8);
+        .value("int8", CacheType::kInt8)
+        .value("q4_0", CacheType::kQ4_0);
     nb::enum_<Activation>(module, "Activation")
         .value("silu", Activation::kSilu)
         .value("gelu_tanh", Activation::kGeluTanh)

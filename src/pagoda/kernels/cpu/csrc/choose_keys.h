@@ -169,7 +169,8 @@ void choose_keys(const ChooseKeys& op, int64_t rows, Pool& pool) {
         case CacheType::kFloat32: return choose_keys_as<float>(op, rows, pool);
         case CacheType::kBFloat16: return choose_keys_as<BFloat16>(op, rows, pool);
         case CacheType::kFloat16: return choose_keys_as<Float16>(op, rows, pool);
-        case CacheType::kInt8: return;  // an index key shares its row, and so its scale
+        case CacheType::kInt8:
+        case CacheType::kQ4_0: return;  // an index key shares its row, and so its scales
     }
 }
 

@@ -10,12 +10,13 @@ namespace pagoda {
 
 enum class FloatType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2 };
 
-enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3 };
+enum class CacheType : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kQ4_0 = 4 };
 
 // One layer's paged K [num_blocks, kv_heads, dim, block_size], so that a vector of keys lies in one
 // piece, and V [num_blocks, kv_heads, block_size, dim]. In int8 K's fp32 scales [block_size] lie
-// behind each [dim, block_size], and V's behind each row. Blocks lie `block_bytes` apart: between
-// them are those of other layers. Where v is k, values are the keys as they are stored.
+// behind each [dim, block_size], and V's behind each row; q4_row.h says how q4_0 lies. Blocks lie
+// `block_bytes` apart: between them are those of other layers. Where v is k, values are the keys as
+// they are stored.
 struct KvCache {
     void* k;
     void* v;

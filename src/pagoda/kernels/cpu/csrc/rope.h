@@ -1,9 +1,9 @@
 // Rotary positions (arXiv 2104.09864) and the way of new keys and values into the paged cache.
 #pragma once
 
-#include "int8_row.h"
 #include "isa.h"
 #include "norm.h"
+#include "q4_row.h"
 #include "vector_math.h"
 
 namespace pagoda {
@@ -71,6 +71,22 @@ inline void store_key(const float* x, const KvCache& cache, Int8* block, int64_t
     std::memcpy(scales + offset * sizeof(float), &scale, sizeof scale);
 }
 
+inline void store_key(const float* x, const KvCache& cache, Q4_0* head, int64_t offset) {
+    const int64_t size = cache.block_size;
+    Float16* const scales = reinterpret_cast<Float16*>(head + cache.dim / 2 * size) + offset;
+    store_q4_row(x, cache.dim, size, size, head + offset, scales);
+}
+
+template <typename T>
+inline void store_value(const float* x, const KvCache& cache, T* head, int64_t offset) {
+    store_value(x, cache.dim, head + offset * row_size<T>(cache.dim));
+}
+inline void store_value(const float* x, const KvCache& cache, Q4_0* head, int64_t offset) {
+    const int64_t size = cache.block_size, half = cache.dim / 2;
+    Float16* const scales = reinterpret_cast<Float16*>(head + half * size) + offset;
+    store_q4_row(x, cache.dim, 1, size, head + offset * half, scales);
+}
+
 template <typename T>
 void rotary_store_row(const RotaryStore& op, int64_t row) {
     const KvCache& cache = op.cache;
@@ -79,13 +95,13 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
     const int64_t offset = op.slots[row] % cache.block_size;
     T* const keys = reinterpret_cast<T*>(static_cast<char*>(cache.k) + block * cache.block_bytes);
     T* const values = reinterpret_cast<T*>(static_cast<char*>(cache.v) + block * cache.block_bytes);
-    const int64_t size = row_size<T>(dim), head_size = cache.block_size * size;
+    const int64_t head_size = cache.block_size * row_size<T>(dim);
     float* q = op.qkv + row * op.stride;
     float* k = q + op.heads * dim;
     float* v = op.values_are_keys ? k : k + cache.kv_heads * dim;
     for (int64_t head = 0; head < cache.kv_heads && cache.v != cache.k; ++head) {
         if (op.norm_values) norm_head(v + head * dim, nullptr, dim, op.eps);
-        store_value(v + head * dim, dim, values + head * head_size + offset * size);
+        store_value(v + head * dim, cache, values + head * head_size, offset);
     }
     if (op.q_norm != nullptr)
         for (int64_t head = 0; head < op.heads; ++head)
@@ -122,6 +138,7 @@ void rotary_store(const RotaryStore& op, int64_t rows, Pool& pool) {
         case CacheType::kBFloat16: return rotary_store_as<BFloat16>(op, rows, pool);
         case CacheType::kFloat16: return rotary_store_as<Float16>(op, rows, pool);
         case CacheType::kInt8: return rotary_store_as<Int8>(op, rows, pool);
+        case CacheType::kQ4_0: return rotary_store_as<Q4_0>(op, rows, pool);
     }
 }
 
