@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,7 @@ BOTH = [*PAIRS, *CHINESE]
 HEADING = re.compile(r"(#+) (.*)")
 LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
 CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
+PLAIN = re.compile(r"\s*[^\s|#<-]")
 REMARK = re.compile(r"\s{2,}# .*")
 GENERATED = re.compile(r"<!-- generated: .*?<!-- end: \w+ -->", re.DOTALL)
 
@@ -200,6 +201,15 @@ def test_chinese_and_latin_stand_apart(chinese):
         for line in section.prose:
             touching = re.search(r"[\u4e00-\u9fff][A-Za-z0-9`]|[A-Za-z0-9`%][\u4e00-\u9fff]", line)
             assert touching is None, f"{chinese}: {line}"
+
+
+@pytest.mark.parametrize("chinese", CHINESE)
+def test_a_chinese_paragraph_is_one_line(chinese):
+    """A line break inside of one shows as a gap between two signs."""
+    for section in sections(chinese):
+        for one, other in pairwise(section.prose):
+            broken = PLAIN.match(one) and PLAIN.match(other)
+            assert not broken, f"{chinese}: {other}"
 
 
 def strings(node: ast.AST) -> str | None:
