@@ -1,4 +1,5 @@
-"""What people type today parses: every command line of docs/walkthroughs.md."""
+"""What people type today parses: every command line of docs/walkthroughs.md, and of the pages that
+are there in Chinese (their English ones have the same: test_translations.py)."""
 
 import runpy
 import shlex
@@ -17,7 +18,9 @@ from pagoda.weights.choice import RemoteFile, choose_files
 from pagoda.weights.source import parse_ref
 from pagoda_agent.cli import main as agent
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "walkthroughs.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "walkthroughs.md"
+TRANSLATED = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs" / "zh").glob("*.md"))]
 GGUF = "./Qwen3-VL-2B-Thinking-GGUF/Qwen3VL-2B-Thinking-Q8_0.gguf"
 AWQ_27B = (
     "serve ./Qwen3.6-27B-AWQ-INT4 --host 0.0.0.0 --port 8000 "
@@ -54,6 +57,19 @@ def typed(beginning):
     return line
 
 
+def translated():
+    """Pagoda's command lines in the Chinese pages, without their program and remark."""
+    found = []
+    for page in TRANSLATED:
+        fenced = False
+        for line in page.read_text().splitlines():
+            fenced ^= line.startswith("```")
+            words = line.removeprefix("$ ")
+            if fenced and words.startswith("pagoda "):
+                found.append(words.removeprefix("pagoda ").partition("  # ")[0])
+    return sorted(set(found))
+
+
 SERVED = [line for line, _ in documented("") if line.startswith("serve ")]
 OTHERS = [line for line, _ in documented("") if not line.startswith("serve ")]
 REFUSED = documented("refused: ")
@@ -85,6 +101,11 @@ def test_refused_in_one_line(line, flag, capsys):
 
 @pytest.mark.parametrize("line", OTHERS)
 def test_other_commands_parse(line):
+    parse(line)
+
+
+@pytest.mark.parametrize("line", translated())
+def test_commands_of_translated_pages_parse(line):
     parse(line)
 
 
