@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pagoda.arch.mobilenet import MobileNetSpec
+
 if TYPE_CHECKING:
     from pagoda.arch.spec import Activation, WeightRule
 
@@ -106,6 +108,9 @@ class VisionSpec:
     deepstack: tuple[int, ...] = ()
     """Layers whose outputs are added behind the language model's first layers, one to each
     (arXiv 2406.04334)."""
+    mobile_net: MobileNetSpec | None = None
+    """The tower is no transformer: its layers are these. A patch is a pixel; a token is the mean of
+    its pixels (`pooled`), and one more ends each picture."""
 
     @property
     def head_dim(self) -> int:
@@ -114,6 +119,8 @@ class VisionSpec:
     @property
     def image_tokens(self) -> int | None:
         """How many every image has, where all have one size; None where they differ."""
+        if self.mobile_net is not None:
+            return self.num_positions + 1
         return self.num_positions // self.merge**2 if self.pooled and not self.gated else None
 
     @property

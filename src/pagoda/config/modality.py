@@ -67,6 +67,7 @@ _IMAGE = Modality(
     families={
         **dict.fromkeys(_QWEN, "pagoda.text.images.qwen_vl:from_config"),
         "Gemma3ForConditionalGeneration": "pagoda.text.images.gemma3:from_config",
+        "Gemma3nForConditionalGeneration": "pagoda.text.images.gemma3n:from_config",
         **dict.fromkeys(_QWEN2, "pagoda.text.images.qwen_vl:qwen2_from_config"),
         "Gemma4ForConditionalGeneration": "pagoda.text.images.gemma4:from_config",
         "Mistral3ForConditionalGeneration": "pagoda.text.images.pixtral:from_config",

@@ -33,7 +33,9 @@ class Marks(NamedTuple):
     """What comes between two rows of them, a single one."""
 
     def of(self, piece: Piece) -> list[int]:
-        """The tokens of a piece, without what begins and ends it."""
+        """The tokens of a piece, without what begins and ends it but is not its own."""
+        if piece.ends:
+            return [*[self.token] * (piece.num_tokens - len(self.end)), *self.end]
         if piece.row is None:
             return [self.token] * piece.num_tokens
         row = [self.token] * piece.row
@@ -198,7 +200,7 @@ def place_media(ids: list[int], found: Found) -> tuple[list[int], list[Placed]]:
         expanded += marks.begin
         placed.append(Placed(piece, len(expanded)))
         expanded += marks.of(piece)
-        expanded += marks.end
+        expanded += () if piece.ends else marks.end
     return expanded, placed
 
 

@@ -13,7 +13,7 @@ from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
 from pagoda.kernels.cpu import heads as packed_heads
 from pagoda.kernels.protocol import Ops
-from pagoda.kernels.ref import delta_net, embedding, experts, heads, linear
+from pagoda.kernels.ref import convolution, delta_net, embedding, experts, heads, linear
 from pagoda.kernels.ref import draw as drawing
 from pagoda.kernels.ref.dequant import formats as dequant
 from pagoda.kernels.selector import form
@@ -169,6 +169,19 @@ def matmul(
     """x [tokens, in] times weight [out, in] transposed, plus bias [out]; in x's dtype unless
     `out_dtype` asks for a wider one, which the sums then have throughout."""
     return linear.matmul(x, weight, bias, out_dtype)
+
+
+def channel_conv(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """Each channel of x [height, width, channels] with a kernel of its own, of fp32 weight
+    [kernel, kernel, channels]: [rows, columns, channels] in x's dtype, as many as kernels fit, each
+    `stride` pixels from the last."""
+    return convolution.channel_conv(x, weight, stride)
+
+
+def query_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Attention of all heads of q [rows, heads, dim] to the same keys and values [places, dim]
+    (multi-query attention): q's shape."""
+    return convolution.query_attention(q, k, v, scale)
 
 
 def dequantize(raw: Tensor, storage: str, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -124,7 +124,7 @@ class VisionBlock(nn.Module):
         qkv = room[:3].view(3, -1, count, self.head_dim)
         attended = room[3]
         places = torch.arange(count, device=x.device)
-        for rows in _ranges(count, unit / (6 * hidden**2), _FEWEST_ROWS):
+        for rows in ranges(count, unit / (6 * hidden**2), _FEWEST_ROWS):
             q, k, v = self.qkv(self.attention_norm(x[rows])).chunk(3, dim=-1)
             if self.has_qk_norm:
                 q, k = self.q_norm(q.contiguous()), self.k_norm(k.contiguous())
@@ -135,14 +135,14 @@ class VisionBlock(nn.Module):
                 whole[:, rows] = own.transpose(0, 1)
             yield
         seen = count // (len(runs) - 1)
-        for heads in _ranges(qkv.shape[1], unit / (4 * count * seen * self.head_dim)):
+        for heads in ranges(qkv.shape[1], unit / (4 * count * seen * self.head_dim)):
             q, k, v = qkv[:, heads].transpose(1, 2)
             if unseen is not None:
                 q, k, v = _hiding(unseen, q, k, v)
             one = ops.patch_attention(q, k, v, runs, scale=self.head_dim**-0.5)
             attended.view(count, -1, self.head_dim)[:, heads] = one[..., : self.head_dim]
             yield
-        for rows in _ranges(count, unit / self.mlp_flops, _FEWEST_ROWS):
+        for rows in ranges(count, unit / self.mlp_flops, _FEWEST_ROWS):
             x[rows] = self._behind_attention(attended[rows], x[rows])
             yield
         return x
@@ -178,13 +178,13 @@ def by_rows(
 ) -> Slices:
     """`function` of x [rows, size], so many rows at a time."""
     parts = []
-    for some in _ranges(len(x), rows, _FEWEST_ROWS):
+    for some in ranges(len(x), rows, _FEWEST_ROWS):
         parts.append(function(x[some]))
         yield
     return torch.cat(parts)
 
 
-def _ranges(count: int, size: float, least: int = 1) -> Iterator[slice]:
+def ranges(count: int, size: float, least: int = 1) -> Iterator[slice]:
     """`count` things in ranges of `size`, but of `least` at the least."""
     step = max(least, int(size))
     return (slice(begin, min(begin + step, count)) for begin in range(0, count, step))

@@ -16,8 +16,9 @@ from pagoda.layers.context import LayerContext
 from pagoda.layers.layer_inputs import LayerInput, LayerInputs
 from pagoda.layers.linear import ExactLinear, Shard, replicated
 from pagoda.layers.mlp import GatedMlp
+from pagoda.layers.mobile_net import MobileNet
 from pagoda.layers.norm import RMSNorm, Vector
-from pagoda.models.base import CausalLM, DecoderLayer
+from pagoda.models.base import CausalLM, DecoderLayer, Encoders
 
 Streams = list[torch.Tensor]
 """fp32 [tokens, hidden_size] each: a token's hidden states, the first being the computed one."""
@@ -150,6 +151,12 @@ class Gemma3n(CausalLM):
         borrow_scales([cast(Gemma3nLayer, layer).attention for layer in self.layers])
         self.layer_inputs = LayerInputs(context, spec)
         self.altup = StreamEnds(context, spec.altup, spec.hidden_size)
+        if spec.vision is not None and context.parallel.sees:
+            self.vision = MobileNet(context.whole, spec.vision, spec.hidden_size)
+
+    @property
+    def encoders(self) -> Encoders:
+        return {} if self.spec.vision is None else {"image": self.vision.slices}
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Normalized hidden states [tokens, hidden_size] of the last layer."""

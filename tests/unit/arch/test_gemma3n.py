@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from pagoda.arch.mobilenet import EdgeBlock, InvertedBlock, QueryBlock
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import AttentionSpec, ModelSpec, RopeSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
@@ -50,7 +51,7 @@ def mixer(spec: ModelSpec, layer: int) -> AttentionSpec:
 
 def test_layers():
     spec = changed()
-    assert spec.architecture == "Gemma3nForCausalLM" and spec.vision is None
+    assert spec.architecture == "Gemma3nForCausalLM" and spec.vision is not None
     assert spec.altup == AltUpSpec(4, 64, True)
     assert spec.layer_inputs == LayerInputSpec(256, 262144)
     local, wide = mixer(spec, 0), mixer(spec, 4)
@@ -74,10 +75,49 @@ def test_layers_that_borrow_cost_no_cache():
     assert (len(local.borrowers), len(wide.borrowers)) == (12, 3)
 
 
-def test_towers_are_left_out():
+def test_the_tower_for_sound_is_left_out():
     patterns = changed().ignored_weights
-    assert {"model.vision_tower.*", "model.audio_tower.*"} <= set(patterns)
+    assert "model.audio_tower.*" in patterns and "model.vision_tower.*" not in patterns
     assert "model.language_model.layers.20.self_attn.k_proj.weight" in patterns
+    blind = spec_for({**GEMMA3N_E4B, "vision_config": None}, {}, ())
+    assert blind.vision is None and "model.vision_tower.*" in blind.ignored_weights
+
+
+def test_the_tower_for_pictures():
+    vision = changed().vision
+    assert vision is not None and vision.mobile_net is not None
+    assert vision.image_tokens == 257 and not vision.both_ways
+    mobile = vision.mobile_net
+    assert [len(stage) for stage in mobile.stages] == [3, 5, 37, 39]
+    assert [stage[-1].channels for stage in mobile.stages] == [128, 256, 640, 1280]
+    assert (mobile.stem, mobile.inner, mobile.side_unit, mobile.end_word) == (64, 3840, 256, 0)
+    assert mobile.stages[0][0] == EdgeBlock(64, 256, 128, 3, 2)
+    assert mobile.stages[1][0] == InvertedBlock(128, 768, 256, 3, 5, 2)
+    assert mobile.stages[2][9] == QueryBlock(640, 12, 64, 2, 3)
+    assert mobile.stages[3][1] == QueryBlock(1280, 16, 96, 1, 3)
+    sources = {rule.sources[0] for rule in vision.weights}
+    assert "model.vision_tower.timm_model.blocks.2.9.attn.key.down_conv.weight" in sources
+    assert "model.vision_tower.timm_model.blocks.3.1.attn.key.down_conv.weight" not in sources
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"architecture": "resnet50"}, UnsupportedModelError, "tower is a 'resnet50'"),
+        ({"hidden_size": 1024}, UnsupportedModelError, "of width 1024"),
+        ({"model_args": {"pad_type": ""}}, UnsupportedModelError, "model_args has 'pad_type'"),
+        ({"vocab_offset": 262150}, CheckpointError, "eoi_token_id must be one of the tokens"),
+    ],
+)
+def test_another_tower_is_named(changes, error, message):
+    tower = {**GEMMA3N_E2B["vision_config"], **changes}
+    with pytest.raises(error, match=message):
+        spec_for({**GEMMA3N_E2B, "vision_config": tower}, {}, ())
+
+
+def test_a_tower_of_other_tokens_is_named():
+    with pytest.raises(UnsupportedModelError, match="makes 64 tokens of a picture"):
+        spec_for({**GEMMA3N_E2B, "vision_soft_tokens_per_image": 64}, {}, ())
 
 
 @pytest.mark.parametrize(

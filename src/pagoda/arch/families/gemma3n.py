@@ -1,6 +1,6 @@
 """Gemma 3n (E2B, E4B): a token has four hidden states, of which layers compute one and guess the
 others; layers have inputs of their own, the first ones keep their largest features alone, and the
-last ones borrow keys and values. Pictures and sound are not read."""
+last ones borrow keys and values. Pictures are read by convolutions; sound is not read."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -23,6 +23,7 @@ from pagoda.arch.families.gemma import (
     with_norms,
 )
 from pagoda.arch.families.gemma3 import config_ropes
+from pagoda.arch.families.gemma3n_vision import vision_from_config
 from pagoda.arch.families.gemma_small import (
     borrowed,
     config_input_rules,
@@ -38,9 +39,8 @@ from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.base.errors import UnsupportedModelError
 
 _NAME, _FAMILY = "Gemma3nForCausalLM", "Gemma 3n"
-_TOWERS = (
-    "model.vision_tower.*", "model.embed_vision.*", "model.audio_tower.*", "model.embed_audio.*",
-)  # fmt: skip
+_SOUND = ("model.audio_tower.*", "model.embed_audio.*")
+_PICTURES = ("model.vision_tower.*", "model.embed_vision.*")
 _PERIOD, _SHARED, _LOCAL_THETA = 5, 15, 1e4
 # The sparse layers of a model that says nothing of them.
 _SPARSE, _SPARSITY = 10, 0.95
@@ -82,9 +82,12 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def conditional_from_config(config: Mapping[str, Any]) -> ModelSpec:
-    """The spec of the language model of a checkpoint with towers, which are left out."""
+    """The spec of a checkpoint with towers, of which that for sound is left out."""
     spec = _from_config(config, "model.language_model.")
-    return replace(spec, ignored_weights=(*spec.ignored_weights, *_TOWERS))
+    ignored = (*spec.ignored_weights, *_SOUND)
+    if config.get("vision_config") is None:
+        return replace(spec, ignored_weights=(*ignored, *_PICTURES))
+    return replace(spec, ignored_weights=ignored, vision=vision_from_config(config))
 
 
 def _from_config(config: Mapping[str, Any], prefix: str) -> ModelSpec:

@@ -21,6 +21,7 @@ from pagoda.arch.spec import (
 )
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.arch.vision import MergerSpec, VisionSpec
+from pagoda.planner.memory.mobile_net import mobile_net
 from pagoda.planner.memory.recurrent import recurrent
 from pagoda.planner.memory.tensor import DRAFT_HEAD, ModelTensor, Part, linear, norm, rows_of
 
@@ -50,6 +51,8 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
         found += linear(name, rows, dense.in_features, dense.bias)
     if spec.vision is not None:
         tower = _sandwiched_vision if spec.vision.pooled and spec.vision.gated else _vision
+        if spec.vision.mobile_net is not None:
+            tower = mobile_net
         found += tower(spec.vision, hidden)
     if spec.heard:
         found.append(ModelTensor("positions.weight", (spec.max_position, hidden), "table"))

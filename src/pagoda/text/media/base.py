@@ -42,6 +42,8 @@ class Piece:
     row: int | None = None
     """Its tokens lie in rows of so many, between which stands the processor's `between`, one of
     `num_tokens` each time; None: all of them are its own."""
+    ends: bool = False
+    """The last of its tokens is the processor's `end`, which the encoder embeds, too."""
 
     @cached_property
     def content_hash(self) -> str:
