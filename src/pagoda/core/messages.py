@@ -45,6 +45,21 @@ class PoolingParams(msgspec.Struct, omit_defaults=True):
     """Where a pair's second text begins, for models that mark it; 0: there is none."""
 
 
+class SpeechRules(msgspec.Struct, omit_defaults=True):
+    """Which tokens may stand where in a text that Whisper writes down (openai/whisper,
+    decoding.py)."""
+
+    never: list[int] = msgspec.field(default_factory=list)
+    not_first: list[int] = msgspec.field(default_factory=list)
+    first_time: int | None = None
+    """The token of 0 s, behind which are those of later times: they stand in pairs, and go on.
+    None: no times are written."""
+    end: int = 0
+    """Ends the text; tokens below it are words."""
+    latest_begin: int | None = None
+    """How many tokens behind `first_time` the text may begin with; None is any."""
+
+
 class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """One sequence to generate or to pool. `n > 1` arrives as n requests."""
 
@@ -64,6 +79,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """What the client expects of the whole reply; empty where it said nothing."""
     grammar: str | None = None
     """What the output must follow, reasoning and all, as llguidance reads it."""
+    speech: SpeechRules | None = None
+    """For a text that writes down a sound."""
     adapter: str | None = None
     """Digest of what the adapter does, as the engine told it; None: the model alone."""
     adapter_name: str | None = None

@@ -29,6 +29,7 @@ from pagoda.runtime.sampling.params import (
     compile_rules,
 )
 from pagoda.runtime.sampling.penalties import TokenCounts
+from pagoda.runtime.sampling.speech import SpeechMask
 
 
 class Fault(NamedTuple):
@@ -177,6 +178,8 @@ class RequestStates:
         """Matchers of the rows whose output follows a grammar."""
         self.chains: dict[int, Chain] = {}
         """Samplers of the rows that have an order of their own."""
+        self.speech: dict[int, SpeechMask] = {}
+        """What may stand where in the texts of rows that write down a sound."""
         self.media: dict[int, RequestMedia] = {}
         """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}
@@ -232,6 +235,7 @@ class RequestStates:
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
         self.chains.pop(row, None)
+        self.speech.pop(row, None)
         self.media.pop(row, None)
 
     def accept(
@@ -340,6 +344,8 @@ class RequestStates:
             self.media[row] = media
         if self.params["flags"][row] & Needs.CHAIN:
             self.chains[row] = Chain(request, int(self.params["seed"][row]))
+        if request.speech is not None:
+            self.speech[row] = SpeechMask(request.speech, self.vocab_size)
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= Needs.RULES

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pagoda.base.errors import RequestError
-from pagoda.core.messages import AddRequest, RequestDelta, is_progress
+from pagoda.core.messages import AddRequest, RequestDelta, SpeechRules, is_progress
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
@@ -37,6 +37,8 @@ class ReplyRules:
     """Special tokens that are text all the same."""
     prediction: Sequence[int] = ()
     """Token ids that the client expects."""
+    speech: SpeechRules | None = None
+    """For texts that write down a sound."""
 
 
 PLAIN_REPLY = ReplyRules()
@@ -232,6 +234,7 @@ def prepared_request(
     scales = None if body.lora is None else {each.id: each.scale for each in body.lora}
     served.client.adapters.apply(request, body.model, scales)
     request.session, request.agent = body.asker
+    request.speech = rules.speech
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.
         default = body.default_length(served.defaults.get("max_tokens"))

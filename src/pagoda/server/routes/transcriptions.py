@@ -1,7 +1,5 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: what is said in a file."""
 
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,13 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
-from pagoda.core.sampling import SamplingParams
+from pagoda.core.messages import SpeechRules
 from pagoda.engine.aside.jobs import Decode
-from pagoda.engine.media import Placed
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.form import read_form
-from pagoda.server.bodies.prompts import Prompt, encode
-from pagoda.server.context import Context, ReplyHead, context_of, reply_head
+from pagoda.server.bodies.prompts import encode
+from pagoda.server.context import context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.transcription import (
     TIMED,
@@ -24,9 +21,11 @@ from pagoda.server.protocol.transcription import (
     Transcription,
     TranscriptionRequest,
 )
-from pagoda.server.replies.generation import Generation, check_ready
-from pagoda.server.replies.respond import respond
-from pagoda.server.replies.transcription import TranscriptionReply
+from pagoda.server.replies.generation import check_ready
+from pagoda.server.replies.reply import Answer
+from pagoda.server.replies.respond import answer, respond
+from pagoda.server.replies.transcription import Transcript, TranscriptionStream
+from pagoda.server.replies.windows import Asked, Texts, written_windows
 from pagoda.server.requestlog import log_request
 from pagoda.text.media.base import Medium
 from pagoda.text.sounds.speech import Speech
@@ -41,7 +40,6 @@ _DESCRIPTION: dict[str, Any] = describe(
     takes="multipart/form-data",
 )
 _DESCRIPTION["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
-_LOWEST = -100.0
 
 
 @router.post("/audio/transcriptions", openapi_extra=_DESCRIPTION)
@@ -56,30 +54,6 @@ async def create_translation(request: Request) -> Response:
     return await _written_down(request, "translate")
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What all requests of a file have in common."""
-
-    served: ServedModel
-    speech: Speech
-    body: TranscriptionRequest
-    medium: Medium
-    head: ReplyHead
-    context: Context
-
-    def generation(self, text: list[int], windows: int, **sampling: Any) -> Generation:
-        """Asks for the first windows; `text` are ids behind what is heard in each."""
-        pieces = self.medium.pieces[:windows]
-        # Whose token it is does not matter: embeddings take its place.
-        prompts = [
-            Prompt([self.speech.start] * piece.num_tokens + text, [Placed(piece, 0)])
-            for piece in pieces
-        ]
-        params = SamplingParams(seed=self.body.seed, **sampling)
-        metrics = self.context.metrics
-        return Generation(self.served, prompts, params, self.body, self.head.id, metrics)
-
-
 async def _written_down(request: Request, task: str) -> Response:
     body = await read_form(request, TranscriptionRequest, ("timestamp_granularities", "include"))
     context = context_of(request)
@@ -88,30 +62,39 @@ async def _written_down(request: Request, task: str) -> Response:
     language = speech.language(body.language)
     medium = await _heard(served, body.file)
     head = reply_head(request, "trsc", body.request_id, body.model or served.names[0])
-    work = _Work(served, speech, body, medium, head, context)
+    asked = Asked(served, speech, body, medium, head, context)
     if language is None and speech.languages:
-        language = await _language(work)
-    timed = body.response_format in TIMED
-    context_left = served.max_model_len - medium.pieces[0].num_tokens
-    previous = await _previous(served, body.prompt, context_left // 2 - 1)
-    text = speech.prompt(language, task, previous, times=timed)
-    room = context_left - len(text)
-    generation = work.generation(
-        text,
-        len(medium.pieces),
-        temperature=body.temperature,
-        max_tokens=room,
-        min_tokens=min(1, room),
-        logit_bias=dict.fromkeys(speech.suppressed, _LOWEST) or None,
-    )
-    starts = list(accumulate(piece.seconds_on or 0.0 for piece in medium.pieces))
+        language = await _language(asked)
     codes = {id_: code for code, id_ in speech.languages.items()}
-    seconds = medium.seconds or 0.0
-    reply = TranscriptionReply(
-        generation, body, speech, starts, seconds, task, codes.get(language or -1, "en")
+    texts = await _texts(asked, language, task)
+    every = range(len(medium.pieces))
+    first = texts.generation(asked, every, body.temperature)
+    log_request(context.config, head.id, first)
+    if body.stream:
+        reply = TranscriptionStream(first, medium.seconds or 0.0)
+        return await respond(request, context, reply, streamed=True)
+    told = Transcript(asked, task, codes.get(language or -1, "en"))
+
+    async def whole() -> Answer:
+        return told.whole(await written_windows(asked, texts, first))
+
+    return await answer(request, context, whole)
+
+
+async def _texts(asked: Asked, language: int | None, task: str) -> Texts:
+    served, speech, body = asked.served, asked.speech, asked.body
+    context_left = served.max_model_len - asked.medium.pieces[0].num_tokens
+    previous = await _previous(served, body.prompt, context_left // 2 - 1)
+    timed = body.response_format in TIMED
+    prompt = speech.prompt(language, task, previous, times=timed)
+    rules = SpeechRules(
+        never=list(speech.suppressed),
+        not_first=list(speech.not_first),
+        first_time=speech.without_times + 1 if timed else None,
+        end=speech.end,
+        latest_begin=speech.latest_begin,
     )
-    log_request(context.config, head.id, generation)
-    return await respond(request, context, reply, streamed=body.stream)
+    return Texts(prompt, rules, context_left - len(prompt))
 
 
 def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Speech:
@@ -159,16 +142,11 @@ async def _previous(served: ServedModel, prompt: str, room: int) -> list[int]:
     return ids[-max(1, room) :]
 
 
-async def _language(work: _Work) -> int:
+async def _language(asked: Asked) -> int:
     """What the first window is spoken in, by the most likely token."""
-    known = sorted(work.speech.languages.values())
-    generation = work.generation(
-        [work.speech.start], 1, temperature=0.0, max_tokens=1, allowed_token_ids=known
+    known = sorted(asked.speech.languages.values())
+    generation = asked.generation(
+        [0], [asked.speech.start], None, temperature=0.0, max_tokens=1, allowed_token_ids=known
     )
-    with generation.started():
-        while generation.running:
-            await generation.arrival()
-            for _, output in generation.take():
-                if output.token_ids:
-                    return output.token_ids[0]
-    return known[0]
+    (found,) = await asked.sums(generation)
+    return found.token_ids[0]
