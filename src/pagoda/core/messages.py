@@ -33,16 +33,30 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     among `length`; None: all of them are its own."""
 
 
-POOLING_TASKS = ("embed", "token_embed", "classify")
+POOLING_TASKS = ("embed", "token_embed", "classify", "align")
+
+
+class Alignment(msgspec.Struct, frozen=True):
+    """How the text that writes down a sound is held against it."""
+
+    heads: list[tuple[int, int]]
+    """Layers of the decoder and their heads, whose attention counts."""
+    skipped: int
+    """Tokens of text that say nothing of it, with which the text begins."""
+    frames: int
+    """Tokens of sound that are no silence behind it."""
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
     """What is wanted of a text that is pooled."""
 
     task: str = "embed"
-    """`embed` (one vector), `token_embed` (one for each token) or `classify` (logits)."""
+    """`embed` (one vector), `token_embed` (one for each token), `classify` (logits), or `align`
+    (fp32 [tokens, frames]: how much a text's tokens are about each part of a sound)."""
     pair_start: int = 0
     """Where a pair's second text begins, for models that mark it; 0: there is none."""
+    alignment: Alignment | None = None
+    """With `align`."""
 
 
 class SpeechRules(msgspec.Struct, omit_defaults=True):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, Alignment
 from pagoda.core.plan import StepPlan
 from pagoda.runtime.adapters import NO_SLOT, ResidentAdapters
 from pagoda.runtime.block_table import BlockTable, Ints, Ints32, grown
@@ -180,6 +180,8 @@ class RequestStates:
         """Samplers of the rows that have an order of their own."""
         self.speech: dict[int, SpeechMask] = {}
         """What may stand where in the texts of rows that write down a sound."""
+        self.alignments: dict[int, Alignment] = {}
+        """Of the rows whose texts are held against their sounds."""
         self.media: dict[int, RequestMedia] = {}
         """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}
@@ -236,6 +238,7 @@ class RequestStates:
         self.matchers.pop(row, None)
         self.chains.pop(row, None)
         self.speech.pop(row, None)
+        self.alignments.pop(row, None)
         self.media.pop(row, None)
 
     def accept(
@@ -346,6 +349,8 @@ class RequestStates:
             self.chains[row] = Chain(request, int(self.params["seed"][row]))
         if request.speech is not None:
             self.speech[row] = SpeechMask(request.speech, self.vocab_size)
+        if request.pooling is not None and request.pooling.alignment is not None:
+            self.alignments[row] = request.pooling.alignment
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= Needs.RULES
@@ -391,6 +396,8 @@ class RequestStates:
                 "shorten the prompt or raise --max-model-len."
             )
         check_token_ids(request.prompt_token_ids, self.vocab_size, "prompt")
+        if not self.heard and request.pooling is not None and request.pooling.task == "align":
+            raise RequestError("This model writes down no sounds, so that none can be aligned.")
 
     def _healthy(self, plan: StepPlan) -> Scheduled:
         rows = plan.rows

@@ -63,13 +63,20 @@ class TranscriptionSegment(msgspec.Struct):
     no_speech_prob: float
 
 
+class TranscriptionWord(msgspec.Struct):
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(msgspec.Struct, omit_defaults=True):
     task: str
     language: str
     duration: float
     text: str
-    segments: list[TranscriptionSegment]
     usage: SoundUsage
+    segments: list[TranscriptionSegment] | None = None
+    words: list[TranscriptionWord] | None = None
 
 
 class TranscriptDelta(msgspec.Struct):

@@ -1,20 +1,20 @@
 """What was heard in the windows of a sound, whole and streamed."""
 
-from itertools import accumulate
-
 from pagoda.server.protocol.transcription import (
     SoundUsage,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
     TranscriptionSegment,
+    TranscriptionWord,
     VerboseTranscription,
 )
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 from pagoda.server.replies.generation import Generation
 from pagoda.server.replies.reply import Answer, Reply
 from pagoda.server.replies.sse import data_event
-from pagoda.server.replies.windows import Asked, Window
+from pagoda.server.replies.windows import Asked, Texts, Window
+from pagoda.server.replies.words import words_of_windows
 from pagoda.text.sounds.speech import Segment, segments_of, written
 
 
@@ -60,35 +60,42 @@ class Transcript:
 
     def __init__(self, asked: Asked, task: str, language: str):
         self._asked, self._task, self._language = asked, task, language
-        pieces = asked.medium.pieces
-        self._starts = list(accumulate(piece.seconds_on or 0.0 for piece in pieces))
         self._seconds = asked.medium.seconds or 0.0
 
-    def whole(self, windows: list[Window]) -> Answer:
+    async def whole(self, texts: Texts, windows: list[Window]) -> Answer:
         form = self._asked.body.response_format
         usage = _usage(self._seconds)
         if form in ("json", "text"):
             text = "".join(window.text for window in windows).strip()
             return text + "\n" if form == "text" else Transcription(text, usage)
-        ends = [*self._starts[1:], self._seconds]
+        speech, tokenizer = self._asked.speech, self._asked.served.tokenizer
         segments = [
-            segments_of(window.tokens, self._asked.speech, self._asked.served.tokenizer, *span)
-            for window, span in zip(windows, zip(self._starts, ends, strict=True), strict=True)
+            segments_of([id_ for id_ in window.ids if id_ != speech.end], speech, tokenizer, *span)
+            for window, span in zip(windows, self._asked.spans, strict=True)
         ]
         flat = [segment for found in segments for segment in found]
         if form != "verbose_json":
             return written(flat, form)
         text = "".join(segment.text for segment in flat).strip()
-        told = self._segments(windows, segments)
-        return VerboseTranscription(
-            self._task, self._language, round(self._seconds, 2), text, told, usage
+        granularities = self._asked.body.timestamp_granularities or ["segment"]
+        reply = VerboseTranscription(
+            self._task, self._language, round(self._seconds, 2), text, usage
         )
+        if "segment" in granularities:
+            reply.segments = self._segments(windows, segments)
+        if "word" in granularities:
+            words = await words_of_windows(self._asked, texts, windows, self._language)
+            reply.words = [
+                TranscriptionWord(word.text, round(word.start, 2), round(word.end, 2))
+                for word in words
+            ]
+        return reply
 
     def _segments(
         self, windows: list[Window], segments: list[list[Segment]]
     ) -> list[TranscriptionSegment]:
         told: list[TranscriptionSegment] = []
-        for begin, window, found in zip(self._starts, windows, segments, strict=True):
+        for (begin, _), window, found in zip(self._asked.spans, windows, segments, strict=True):
             told += [
                 TranscriptionSegment(
                     id=len(told) + place, seek=round(100 * begin), start=round(segment.start, 2),

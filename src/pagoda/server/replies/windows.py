@@ -5,6 +5,8 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from pagoda.core.messages import SpeechRules
@@ -42,6 +44,12 @@ class Asked:
         prompts = [self.prompt(window, text) for window in windows]
         metrics, about = self.context.metrics, ReplyRules(speech=rules)
         return Generation(self.served, prompts, params, self.body, self.head.id, metrics, about)
+
+    @cached_property
+    def spans(self) -> list[tuple[float, float]]:
+        """Where each window begins and ends, in seconds."""
+        starts = list(accumulate(piece.seconds_on or 0.0 for piece in self.medium.pieces))
+        return list(zip(starts, [*starts[1:], self.medium.seconds or 0.0], strict=True))
 
     def prompt(self, window: int, text: list[int]) -> Prompt:
         piece = self.medium.pieces[window]
@@ -91,8 +99,8 @@ class Texts:
 class Window:
     """What was written down of one; numbers are those of OpenAI's program."""
 
-    tokens: list[int]
-    """Without the one that ends the text."""
+    ids: list[int]
+    """Tokens, with the one that ends the text where it is there."""
     text: str
     avg_logprob: float
     """Of its tokens and the end, where what can't stand there is left out."""
@@ -133,19 +141,19 @@ async def written_windows(asked: Asked, texts: Texts, first: Generation) -> list
             windows[i].no_speech_prob = silence
     for window in windows:
         if window.silent(body):
-            window.tokens, window.text = [], ""
+            window.ids, window.text = [], ""
     return windows
 
 
 def _window(asked: Asked, event: ReplyEvent, temperature: float) -> Window:
-    tokens = [token for token in event.token_ids if token != asked.speech.end]
+    words = [token for token in event.token_ids if token != asked.speech.end]
     text = event.text.strip()
     data = text.encode()
     logprobs = sum(entry.logprob for entry in event.logprobs)
     return Window(
-        tokens,
+        event.token_ids,
         event.text,
-        avg_logprob=logprobs / (len(tokens) + 1),
+        avg_logprob=logprobs / (len(words) + 1),
         compression_ratio=len(data) / len(zlib.compress(data)),
         temperature=temperature,
     )

@@ -76,7 +76,7 @@ async def _written_down(request: Request, task: str) -> Response:
     told = Transcript(asked, task, codes.get(language or -1, "en"))
 
     async def whole() -> Answer:
-        return told.whole(await written_windows(asked, texts, first))
+        return await told.whole(texts, await written_windows(asked, texts, first))
 
     return await answer(request, context, whole)
 
@@ -110,10 +110,7 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
     if not isinstance(body.file, bytes):
         raise RequestError("The form needs a file in its field `file`.", "file")
     if "word" in body.timestamp_granularities:
-        raise RequestError(
-            "Times of words are not told; leave timestamp_granularities out or send `segment`.",
-            "timestamp_granularities",
-        )
+        _check_words(body, speech)
     if body.stream and body.response_format in TIMED:
         raise RequestError(
             f"{body.response_format} is not streamed; send response_format json or text.", "stream"
@@ -121,6 +118,22 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
     if task == "translate" and not speech.languages:
         raise RequestError("This model knows English only, and translates nothing.", "model")
     return speech
+
+
+def _check_words(body: TranscriptionRequest, speech: Speech) -> None:
+    reason = None
+    if body.response_format != "verbose_json":
+        reason = "Times of words are told in response_format verbose_json alone"
+    elif not speech.alignment_heads:
+        reason = (
+            "Times of words can't be told: this model's generation_config.json has no "
+            "alignment_heads"
+        )
+    if reason is not None:
+        raise RequestError(
+            f"{reason}; leave timestamp_granularities out or send `segment`.",
+            "timestamp_granularities",
+        )
 
 
 async def _heard(served: ServedModel, file: bytes) -> Medium:

@@ -1,7 +1,7 @@
 """How Whisper is asked to write down a sound (arXiv 2212.04356, section 2.3), and what it writes:
 texts between times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from pagoda.text.tokenizer import Tokenizer
 from pagoda.weights.files import ModelFiles
 
 _ARCHITECTURE = "WhisperForConditionalGeneration"
-_STEP = 0.02
+STEP_SECONDS = 0.02
 """Seconds from one token of time to the next."""
 
 
@@ -34,6 +34,8 @@ class Speech:
     """What is never written..."""
     not_first: tuple[int, ...] = ()
     """...and what no text begins with."""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Layers of the decoder and their heads that attend to what is said; none: not known."""
     latest_begin: int | None = None
     """How many steps of time a window's text may begin with; None is any."""
 
@@ -68,7 +70,7 @@ class Speech:
     def time(self, token: int) -> float | None:
         """Seconds since the window's begin; None for a token of text."""
         after = token - self.without_times - 1
-        return None if after < 0 else after * _STEP
+        return None if after < 0 else after * STEP_SECONDS
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,23 @@ def speech_of(tokenizer: Tokenizer, files: ModelFiles) -> Speech | None:
         {code.strip("<|>"): int(id_) for code, id_ in codes.items()},
         _ids(generation, "suppress_tokens"),
         _ids(generation, "begin_suppress_tokens"),
+        tuple(_alignment_heads(files.config or {}, generation)),
         None if latest is None else int(latest),
     )
+
+
+def _alignment_heads(
+    config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> Iterator[tuple[int, int]]:
+    """CheckpointError for those that the model does not have."""
+    layers, heads = config.get("decoder_layers", 0), config.get("decoder_attention_heads", 0)
+    for layer, head in generation.get("alignment_heads") or ():
+        if not (0 <= layer < layers and 0 <= head < heads):
+            raise CheckpointError(
+                f"generation_config.json: alignment_heads has head {head} of layer {layer}, and "
+                f"the model has {heads} heads in each of {layers} layers. Fetch the files again."
+            )
+        yield int(layer), int(head)
 
 
 def _ids(generation: Mapping[str, Any], name: str) -> tuple[int, ...]:
