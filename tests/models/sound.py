@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from pagoda.core.messages import MediaItem
+from pagoda.layers.watched import Watched
 from pagoda.runtime.media import MediaEncoder, RequestMedia
 from pagoda.text.media.base import Piece, Processor
 from tests.models import tiny
@@ -105,10 +106,18 @@ class HearingDriver(Driver):
         super().__init__(model, num_blocks=200)
         self.encoder = MediaEncoder(lambda: model.encoders, {"audio": processor}, 1 << 24)
         self.media: dict[str, RequestMedia] = {}
+        self.watches: dict[str, list[tuple[int, int]]] = {}
+        """Layers and heads that requests want to see."""
+        self.watched: Watched | None = None
+        """What the last step found of them."""
 
     def _batch(self, tokens):
         batch = super()._batch(tokens)
         parts, row = [], 0
+        if self.watches:
+            owners = [i for i, ids in enumerate(tokens.values()) for _ in ids]
+            heads = {i: self.watches.get(req, []) for i, req in enumerate(tokens)}
+            batch.watched = self.watched = Watched(heads, torch.tensor(owners))
         for index, (req, ids) in enumerate(tokens.items()):
             if req in self.media:
                 start = self.lens[req] - len(ids)
