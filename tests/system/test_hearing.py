@@ -15,7 +15,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig
 
 from pagoda.text.media.select import processor_for
+from pagoda.text.sounds.alignment import words_of
+from pagoda.text.sounds.speech import Speech
 from pagoda.text.sounds.whisper import window_starts
+from pagoda.text.tokenizer import load_tokenizer
 from pagoda.weights.files import open_model
 from tests.models import sound
 from tests.system.conftest import starter
@@ -131,6 +134,7 @@ GENERATION = {
     "suppress_tokens": [START, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE],
     "begin_suppress_tokens": [0, EOS],
     "max_initial_timestamp_index": 10,
+    "alignment_heads": [[2, 1], [0, 0], [1, 1]],
 }
 EASY = {"logprob_threshold": -1e9, "compression_ratio_threshold": 1e9}
 """Nothing is doubtful."""
@@ -306,6 +310,26 @@ def test_doubtful_windows_are_written_again(writer: Served) -> None:
     assert silent.segments == [] and silent.text == ""
 
 
+def test_words_have_times(writer: Served, whisper_folder: Path) -> None:
+    samples = samples_of(0.9)
+    found = generated(
+        samples, [START, EN, TRANSCRIBE], return_token_timestamps=True,
+        attention_mask=sound.extracted(samples)["feature_attention_mask"],
+    )  # fmt: skip
+    times = found["token_timestamps"][0, 3:].tolist()
+    speech, tokenizer = Speech(START, EOS, PLAIN), load_tokenizer(open_model(whisper_folder))
+    expected = words_of(found["sequences"], times, speech, tokenizer, "en")
+    reply = writer.openai().audio.transcriptions.create(
+        model="whisper-1", file=file_of(0.9), language="en", response_format="verbose_json",
+        timestamp_granularities=["word"], extra_body=EASY,
+    )  # fmt: skip
+    assert reply.segments is None
+    assert [word.word for word in reply.words] == [word.text for word in expected]
+    for told, word in zip(reply.words, expected, strict=True):
+        assert told.start == pytest.approx(min(word.start, 0.9), abs=0.011)
+        assert told.end == pytest.approx(min(word.end, 0.9), abs=0.011)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -313,7 +337,7 @@ def test_doubtful_windows_are_written_again(writer: Served) -> None:
         ({"language": "xx"}, "'xx' is not one of this model's"),
         ({"stream": True, "response_format": "srt"}, "srt is not streamed"),
         ({"response_format": "yaml"}, "response_format"),
-        ({"timestamp_granularities": ["word"]}, "Times of words are not told"),
+        ({"timestamp_granularities": ["word"]}, "in response_format verbose_json alone"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(writer: Served, changes: dict, words: str) -> None:
