@@ -49,10 +49,10 @@ class TranscriptionStream(Reply):
         return data_event(TranscriptDelta(""))
 
     def end(self) -> bytes:
-        return data_event(TranscriptDone(self._told, _usage(self._seconds)))
+        return data_event(TranscriptDone(self._told, sound_usage(self._seconds)))
 
     def whole(self) -> Answer:
-        return Transcription(self._told, _usage(self._seconds))
+        return Transcription(self._told, sound_usage(self._seconds))
 
 
 class Transcript:
@@ -64,7 +64,7 @@ class Transcript:
 
     async def whole(self, texts: Texts, windows: list[Window]) -> Answer:
         form = self._asked.body.response_format
-        usage = _usage(self._seconds)
+        usage = sound_usage(self._seconds)
         if form in ("json", "text"):
             text = "".join(window.text for window in windows).strip()
             return text + "\n" if form == "text" else Transcription(text, usage)
@@ -109,5 +109,5 @@ class Transcript:
         return told
 
 
-def _usage(seconds: float) -> SoundUsage:
+def sound_usage(seconds: float) -> SoundUsage:
     return SoundUsage(round(seconds, 2))

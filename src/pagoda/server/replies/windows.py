@@ -57,19 +57,24 @@ class Asked:
         return Prompt([self.speech.start] * piece.num_tokens + text, [Placed(piece, 0)])
 
     async def sums(self, generation: Generation) -> list[ReplyEvent]:
-        """All of what each choice has to say."""
-        sums = [ReplyEvent(i, starts=True) for i in range(generation.num_choices)]
-        self.context.generations.add(generation)
-        try:
-            with generation.started():
-                stream = ReplyStream(generation)
-                while generation.running:
-                    await generation.arrival()
-                    for event in stream.take():
-                        sums[event.index].add(event)
-        finally:
-            self.context.generations.discard(generation)
-        return sums
+        """As `collected`."""
+        return await collected(generation, self.context)
+
+
+async def collected(generation: Generation, context: Context) -> list[ReplyEvent]:
+    """All of what each choice has to say."""
+    sums = [ReplyEvent(i, starts=True) for i in range(generation.num_choices)]
+    context.generations.add(generation)
+    try:
+        with generation.started():
+            stream = ReplyStream(generation)
+            while generation.running:
+                await generation.arrival()
+                for event in stream.take():
+                    sums[event.index].add(event)
+    finally:
+        context.generations.discard(generation)
+    return sums
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pagoda.engine.aside.jobs import Decode
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.form import read_form
 from pagoda.server.bodies.prompts import encode
-from pagoda.server.context import context_of, reply_head
+from pagoda.server.context import Context, context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.transcription import (
     TIMED,
@@ -21,6 +21,7 @@ from pagoda.server.protocol.transcription import (
     Transcription,
     TranscriptionRequest,
 )
+from pagoda.server.replies.dictation import check_dictation, dictated, whole_dictation
 from pagoda.server.replies.generation import check_ready
 from pagoda.server.replies.reply import Answer
 from pagoda.server.replies.respond import answer, respond
@@ -28,6 +29,7 @@ from pagoda.server.replies.transcription import Transcript, TranscriptionStream
 from pagoda.server.replies.windows import Asked, Texts, written_windows
 from pagoda.server.requestlog import log_request
 from pagoda.text.media.base import Medium
+from pagoda.text.sounds.dictation import Dictation
 from pagoda.text.sounds.speech import Speech
 
 router = APIRouter()
@@ -58,6 +60,9 @@ async def _written_down(request: Request, task: str) -> Response:
     body = await read_form(request, TranscriptionRequest, ("timestamp_granularities", "include"))
     context = context_of(request)
     served = await context.served(request, body.model)
+    check_ready(served)
+    if served.text.speech is None and served.text.dictation is not None:
+        return await _dictated(request, body, context, served, served.text.dictation, task)
     speech = _checked(body, served, task)
     language = speech.language(body.language)
     medium = await _heard(served, body.file)
@@ -81,6 +86,26 @@ async def _written_down(request: Request, task: str) -> Response:
     return await answer(request, context, whole)
 
 
+async def _dictated(
+    request: Request,
+    body: TranscriptionRequest,
+    context: Context,
+    served: ServedModel,
+    dictation: Dictation,
+    task: str,
+) -> Response:
+    check_dictation(body, task)
+    medium = await _heard(served, _file(body))
+    head = reply_head(request, "trsc", body.request_id, body.model or served.names[0])
+    generation = await dictated(served, dictation, body, medium, head, context)
+    log_request(context.config, head.id, generation)
+    seconds = medium.seconds or 0.0
+    if body.stream:
+        reply = TranscriptionStream(generation, seconds)
+        return await respond(request, context, reply, streamed=True)
+    return await answer(request, context, whole_dictation(generation, body, seconds, context))
+
+
 async def _texts(asked: Asked, language: int | None, task: str) -> Texts:
     served, speech, body = asked.served, asked.speech, asked.body
     context_left = served.max_model_len - asked.medium.pieces[0].num_tokens
@@ -98,7 +123,6 @@ async def _texts(asked: Asked, language: int | None, task: str) -> Texts:
 
 
 def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Speech:
-    check_ready(served)
     speech = served.text.speech
     if speech is None:
         advice = (
@@ -107,8 +131,7 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
             else "serve one that hears, such as openai/whisper-large-v3-turbo"
         )
         raise RequestError(f"This model writes down no sounds; {advice}.", "model")
-    if not isinstance(body.file, bytes):
-        raise RequestError("The form needs a file in its field `file`.", "file")
+    _file(body)
     if "word" in body.timestamp_granularities:
         _check_words(body, speech)
     if body.stream and body.response_format in TIMED:
@@ -118,6 +141,12 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
     if task == "translate" and not speech.languages:
         raise RequestError("This model knows English only, and translates nothing.", "model")
     return speech
+
+
+def _file(body: TranscriptionRequest) -> bytes:
+    if not isinstance(body.file, bytes):
+        raise RequestError("The form needs a file in its field `file`.", "file")
+    return body.file
 
 
 def _check_words(body: TranscriptionRequest, speech: Speech) -> None:
