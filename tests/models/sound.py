@@ -69,14 +69,14 @@ VOXTRAL_EXTRACTOR = {**EXTRACTOR, "chunk_length": 2}
 VOXTRAL_WINDOW = 25
 
 
-def voxtral() -> PreTrainedModel:
+def voxtral(vocab_size: int = 211, sound_token: int = SOUND) -> PreTrainedModel:
     torch.manual_seed(0)
     tower = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
         "intermediate_size": 128, "num_mel_bins": MELS, "max_source_positions": 100,
     }  # fmt: skip
-    text = {**TEXT, "model_type": "llama", "head_dim": 16}
-    config = VoxtralConfig(audio_config=tower, text_config=text, audio_token_id=SOUND)
+    text = {**TEXT, "vocab_size": vocab_size, "model_type": "llama", "head_dim": 16}
+    config = VoxtralConfig(audio_config=tower, text_config=text, audio_token_id=sound_token)
     model = VoxtralForConditionalGeneration(config).eval()
     tiny.randomize(model)
     return model

@@ -50,15 +50,22 @@ class Aligner:
         sound, in deviations from what the others are about it."""
         weights = torch.cat(self._earlier.pop(row), 1)
         weights = weights[:, alignment.skipped :, : alignment.frames]
-        deviation, mean = torch.std_mean(weights, dim=1, correction=0, keepdim=True)
-        # A single token deviates from nothing.
-        scores = torch.where(deviation > 0, (weights - mean) / deviation, 0.0)
-        found: npt.NDArray[np.float32] = _smoothed(scores).mean(0).cpu().numpy()
+        total = torch.zeros_like(weights[0])
+        for each in weights:  # one at a time, for smoothing takes seven times its memory
+            total += _smoothed(_deviations(each))
+        found: npt.NDArray[np.float32] = (total / len(weights)).cpu().numpy()
         return found
 
 
+def _deviations(weights: torch.Tensor) -> torch.Tensor:
+    """How far weights [tokens, places] are from the tokens' mean, in standard deviations."""
+    deviation, mean = torch.std_mean(weights, dim=0, correction=0, keepdim=True)
+    # A single token deviates from nothing.
+    return torch.where(deviation > 0, (weights - mean) / deviation, 0.0)
+
+
 def _smoothed(scores: torch.Tensor) -> torch.Tensor:
-    """The medians around each place of the last dimension, which is mirrored at its ends."""
+    """The medians around each place of the last dimension of two, which is mirrored at its ends."""
     half = _MEDIAN // 2
     if scores.shape[-1] <= half:
         return scores
