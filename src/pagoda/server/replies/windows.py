@@ -56,10 +56,6 @@ class Asked:
         # Whose token it is does not matter: embeddings take its place.
         return Prompt([self.speech.start] * piece.num_tokens + text, [Placed(piece, 0)])
 
-    async def sums(self, generation: Generation) -> list[ReplyEvent]:
-        """As `collected`."""
-        return await collected(generation, self.context)
-
 
 async def collected(generation: Generation, context: Context) -> list[ReplyEvent]:
     """All of what each choice has to say."""
@@ -130,7 +126,8 @@ async def written_windows(asked: Asked, texts: Texts, first: Generation) -> list
     """Each window's text, of which `first` asks for all. A request with temperature 0 has doubtful
     ones written again, warmer each time; the last attempt is taken as it is."""
     body = asked.body
-    windows = [_window(asked, event, body.temperature) for event in await asked.sums(first)]
+    sums = await collected(first, asked.context)
+    windows = [_window(asked, event, body.temperature) for event in sums]
     every = range(len(windows))
     reported = body.response_format == "verbose_json"
     chosen = [i for i in every if reported or windows[i].doubtful(body)]
@@ -139,7 +136,8 @@ async def written_windows(asked: Asked, texts: Texts, first: Generation) -> list
         again = [i for i in every if windows[i].doubtful(body)]
         if not again:
             break
-        sums = await asked.sums(texts.generation(asked, again, temperature))
+        warmer = texts.generation(asked, again, temperature)
+        sums = await collected(warmer, asked.context)
         for i, event in zip(again, sums, strict=True):
             silence = windows[i].no_speech_prob
             windows[i] = _window(asked, event, temperature)
@@ -176,5 +174,6 @@ async def _hear_silence(
         chosen, start, None, temperature=0.0, max_tokens=1,
         allowed_token_ids=[asked.speech.silence], logprobs=0,
     )  # fmt: skip
-    for i, event in zip(chosen, await asked.sums(generation), strict=True):
+    sums = await collected(generation, asked.context)
+    for i, event in zip(chosen, sums, strict=True):
         windows[i].no_speech_prob = math.exp(event.logprobs[0].logprob)

@@ -26,7 +26,7 @@ from pagoda.server.replies.generation import check_ready
 from pagoda.server.replies.reply import Answer
 from pagoda.server.replies.respond import answer, respond
 from pagoda.server.replies.transcription import Transcript, TranscriptionStream
-from pagoda.server.replies.windows import Asked, Texts, written_windows
+from pagoda.server.replies.windows import Asked, Texts, collected, written_windows
 from pagoda.server.requestlog import log_request
 from pagoda.text.media.base import Medium
 from pagoda.text.sounds.dictation import Dictation
@@ -190,5 +190,5 @@ async def _language(asked: Asked) -> int:
     generation = asked.generation(
         [0], [asked.speech.start], None, temperature=0.0, max_tokens=1, allowed_token_ids=known
     )
-    (found,) = await asked.sums(generation)
+    (found,) = await collected(generation, asked.context)
     return found.token_ids[0]
