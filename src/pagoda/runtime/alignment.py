@@ -16,6 +16,11 @@ from pagoda.runtime.steps.prepared import PreparedStep
 
 _MEDIAN = 7
 """Tokens of sound over which weights are smoothed."""
+_EXCHANGES = (
+    (0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6), (2, 3), (3, 6), (4, 5), (1, 4), (1, 3),
+    (3, 4),
+)  # fmt: skip
+"""What brings the median of seven to their middle (Devillard, Fast median search, 1998)."""
 
 
 def watched_heads(step: PreparedStep, states: RequestStates, device: torch.device) -> Watched:
@@ -51,7 +56,7 @@ class Aligner:
         weights = torch.cat(self._earlier.pop(row), 1)
         weights = weights[:, alignment.skipped :, : alignment.frames]
         total = torch.zeros_like(weights[0])
-        for each in weights:  # one at a time, for smoothing takes seven times its memory
+        for each in weights:  # one at a time, for smoothing takes several times its memory
             total += _smoothed(_deviations(each))
         found: npt.NDArray[np.float32] = (total / len(weights)).cpu().numpy()
         return found
@@ -70,4 +75,9 @@ def _smoothed(scores: torch.Tensor) -> torch.Tensor:
     if scores.shape[-1] <= half:
         return scores
     padded = torch.nn.functional.pad(scores, (half, half), mode="reflect")
-    return padded.unfold(-1, _MEDIAN, 1).median(-1).values
+    # Whole rows are compared: torch's median of each seven numbers takes several times as long.
+    lines = list(padded.unfold(-1, scores.shape[-1], 1).unbind(-2))
+    for low, high in _EXCHANGES:
+        one, other = lines[low], lines[high]
+        lines[low], lines[high] = torch.minimum(one, other), torch.maximum(one, other)
+    return lines[half]

@@ -31,7 +31,7 @@ async def words_of_windows(
     words: list[Word] = []
     for i, raw in zip(written, await job.run(), strict=True):
         scores = np.frombuffer(raw, np.float32).reshape(-1, alignments[i].frames)
-        # A tenth of a second for a window full of text.
+        # A quarter of a second for a window full of text.
         times = await asyncio.to_thread(token_times, scores)
         found = words_of(windows[i].ids, times, asked.speech, asked.served.tokenizer, language)
         begin, end = asked.spans[i]
