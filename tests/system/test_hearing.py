@@ -160,8 +160,8 @@ def writer(whisper_folder: Path) -> Iterator[Served]:
 
 
 def samples_of(seconds: float) -> np.ndarray:
-    """As a file of 16 bits keeps them."""
-    return (sound.sound(seconds) * 32767).round().astype("f4") / 32768
+    """As a file of 16 bits keeps them, in which the loudest run over."""
+    return (sound.sound(seconds) * 32767).round().astype("<i2").astype("f4") / 32768
 
 
 @torch.no_grad()
