@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from pagoda.arch.families.voxtral import from_config
+from pagoda.base.errors import CheckpointError, UnsupportedModelError
 from pagoda.kernels import ops
 from pagoda.planner.memory.tensors import model_tensors, parameter_count
 from pagoda.runtime.media import RequestMedia
@@ -90,3 +92,18 @@ def test_planned_parameters_are_those_of_the_checkpoint(reference, folder):
     assert model.nbytes == 4 * parameter_count(model.spec)
     names = [tensor.name for tensor in model_tensors(model.spec)]
     assert sorted(names) == sorted(rule.param for rule in model.spec.expanded_weights())
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"text_config": {"model_type": "gemma3_text"}}, "text_config.model_type is 'gemma3_text'"),
+        ({"projector_hidden_act": "relu"}, "projector_hidden_act must be gelu"),
+        ({"audio_config": {"intermediate_size": 5000}}, "intermediate_size is 5000"),
+        ({"audio_config": {"max_source_positions": 1502}}, "no whole number of outputs"),
+    ],
+)
+def test_others_are_refused(changes, told):
+    assert from_config({}).audio.stacked == 4
+    with pytest.raises((UnsupportedModelError, CheckpointError), match=told):
+        from_config(changes)

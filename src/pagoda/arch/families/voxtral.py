@@ -46,7 +46,7 @@ def from_config(config: Mapping[str, Any]) -> ModelSpec:
     if text.get("model_type", "llama") not in ("llama", "mistral"):
         raise UnsupportedModelError(
             f"config.json: text_config.model_type is {text['model_type']!r}, and known is Voxtral "
-            "with a llama behind its ears, such as mistralai/Voxtral-Mini-3B-2507."
+            "with a Llama as its decoder, such as mistralai/Voxtral-Mini-3B-2507."
         )
     # The outer part says of other things that they are tied.
     reader = config_reader({**config, "text_config": text, "tie_word_embeddings": False})
