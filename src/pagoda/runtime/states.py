@@ -181,7 +181,7 @@ class RequestStates:
         self.speech: dict[int, SpeechMask] = {}
         """What may stand where in the texts of rows that write down a sound."""
         self.alignments: dict[int, Alignment] = {}
-        """Of the rows whose texts are held against their sounds."""
+        """How texts are held against their sounds, for the rows where they are."""
         self.media: dict[int, RequestMedia] = {}
         """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}

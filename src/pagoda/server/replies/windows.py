@@ -104,7 +104,7 @@ class Window:
     """Tokens, with the one that ends the text where it is there."""
     text: str
     avg_logprob: float
-    """Of its tokens and the end, where what can't stand there is left out."""
+    """The average of its tokens and the end, where what can't stand there is left out."""
     compression_ratio: float
     temperature: float
     no_speech_prob: float = 0.0
