@@ -9,12 +9,15 @@ from transformers import (
     PreTrainedModel,
     Qwen2AudioConfig,
     Qwen2AudioForConditionalGeneration,
+    VoxtralConfig,
+    VoxtralForConditionalGeneration,
     WhisperConfig,
     WhisperFeatureExtractor,
     WhisperForConditionalGeneration,
 )
 
 from pagoda.core.messages import MediaItem
+from pagoda.layers.watched import Watched
 from pagoda.runtime.media import MediaEncoder, RequestMedia
 from pagoda.text.media.base import Piece, Processor
 from tests.models import tiny
@@ -61,9 +64,37 @@ def whisper() -> PreTrainedModel:
     return model
 
 
-def save(model: PreTrainedModel, folder: Path) -> None:
+VOXTRAL_EXTRACTOR = {**EXTRACTOR, "chunk_length": 2}
+"""100 outputs to a window, of which four at a time are a token."""
+VOXTRAL_WINDOW = 25
+
+
+def voxtral(vocab_size: int = 211, sound_token: int = SOUND) -> PreTrainedModel:
+    torch.manual_seed(0)
+    tower = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 128, "num_mel_bins": MELS, "max_source_positions": 100,
+    }  # fmt: skip
+    text = {**TEXT, "vocab_size": vocab_size, "model_type": "llama", "head_dim": 16}
+    config = VoxtralConfig(audio_config=tower, text_config=text, audio_token_id=sound_token)
+    model = VoxtralForConditionalGeneration(config).eval()
+    tiny.randomize(model)
+    return model
+
+
+def voxtral_features(samples: np.ndarray) -> torch.Tensor:
+    """By transformers, fp32 [windows, MELS, frames], as VoxtralProcessor cuts them."""
+    extractor = WhisperFeatureExtractor(**VOXTRAL_EXTRACTOR)
+    found = extractor(
+        samples, sampling_rate=RATE, padding=True, truncation=False, return_tensors="pt",
+        pad_to_multiple_of=2 * RATE,
+    )["input_features"]  # fmt: skip
+    return found.reshape(MELS, -1, 200).transpose(0, 1)
+
+
+def save(model: PreTrainedModel, folder: Path, extractor: dict[str, object] | None = None) -> None:
     model.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps(EXTRACTOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(extractor or EXTRACTOR))
 
 
 def sound(seconds: float, seed: int = 0) -> np.ndarray:
@@ -105,10 +136,18 @@ class HearingDriver(Driver):
         super().__init__(model, num_blocks=200)
         self.encoder = MediaEncoder(lambda: model.encoders, {"audio": processor}, 1 << 24)
         self.media: dict[str, RequestMedia] = {}
+        self.watches: dict[str, list[tuple[int, int]]] = {}
+        """Layers and heads that requests want to see."""
+        self.watched: Watched | None = None
+        """What the last step found of them."""
 
     def _batch(self, tokens):
         batch = super()._batch(tokens)
         parts, row = [], 0
+        if self.watches:
+            owners = [i for i, ids in enumerate(tokens.values()) for _ in ids]
+            heads = {i: self.watches.get(req, []) for i, req in enumerate(tokens)}
+            batch.watched = self.watched = Watched(heads, torch.tensor(owners))
         for index, (req, ids) in enumerate(tokens.items()):
             if req in self.media:
                 start = self.lens[req] - len(ids)

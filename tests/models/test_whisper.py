@@ -1,14 +1,18 @@
 """Whisper equal to transformers' on a tiny random checkpoint and synthetic sounds."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import WhisperFeatureExtractor
+from transformers import GenerationConfig, WhisperFeatureExtractor
 
+from pagoda.core.messages import Alignment
 from pagoda.kernels import ops
 from pagoda.planner.memory.tensors import model_tensors, parameter_count
+from pagoda.runtime.alignment import Aligner
 from pagoda.runtime.media import RequestMedia, finish
 from pagoda.text.media.select import processor_for
+from pagoda.text.sounds.alignment import token_times
 from pagoda.text.sounds.mel import log_mel
 from pagoda.weights.files import open_model
 from tests.models import sound, tiny
@@ -84,6 +88,46 @@ def test_logits_equal_in_chunks_and_batches(packed, reference, folder, processor
     last = torch.cat([driver.step({"whole": [token]})["whole"] for token in first[61:]])
     close(torch.cat([mixed, both["whole"], last]), wanted["whole"])
     close(both["part"][9:], wanted["part"])
+
+
+GENERATION = GenerationConfig(
+    lang_to_id={"<|en|>": 203}, task_to_id={"transcribe": 206}, is_multilingual=True,
+    no_timestamps_token_id=208, eos_token_id=201, pad_token_id=201, decoder_start_token_id=202,
+    max_length=sound.DECODER["max_target_positions"], alignment_heads=[[2, 1], [0, 0], [2, 0]],
+)  # fmt: skip
+PROMPT = [202, 203, 206]
+
+
+@pytest.mark.parametrize("seconds", [1.0, 0.73])
+def test_times_of_tokens_equal_transformers(seconds, reference, folder, processor, tmp_path):
+    samples = sound.sound(seconds, 5)
+    extracted = sound.extracted(samples)
+    theirs = reference.generate(
+        extracted["input_features"], attention_mask=extracted["feature_attention_mask"],
+        generation_config=GENERATION, language="en", task="transcribe", return_timestamps=True,
+        return_token_timestamps=True, force_unique_generate_call=True, return_dict_in_generate=True,
+    )  # fmt: skip
+    ids = theirs["sequences"][0].tolist()
+    frames = int(extracted["feature_attention_mask"].sum()) // 2
+    alignment = Alignment(GENERATION.alignment_heads, len(PROMPT), frames)
+    alignment = msgspec.convert(msgspec.to_builtins(alignment), Alignment)
+    driver = sound.HearingDriver(tiny.load(folder), processor)
+    driver.watches["it"] = alignment.heads
+    prompt = [0] * sound.HEARD + ids[:-1]
+    item = sound.placed(sound.heard(processor, samples), 0, tmp_path)
+    for name in ("it", "other"):
+        driver.media[name] = RequestMedia([item], len(prompt))
+    aligner = Aligner()
+    # In chunks, of which the first is sound alone, and beside another request.
+    for begin, end in ((0, 20), (20, 57), (57, len(prompt))):
+        driver.step({"other": prompt[begin:end], "it": prompt[begin:end]})
+        aligner.add(0, begin, driver.watched.found.get(1), alignment)
+    assert 0 not in driver.watched.found
+    scores = aligner.take(0, alignment)
+    assert scores.shape == (len(ids) - 1 - len(PROMPT), frames)
+    wanted = theirs["token_timestamps"][0, len(PROMPT) :].tolist()
+    assert len(set(wanted)) > 3
+    np.testing.assert_allclose(token_times(scores), wanted, atol=1e-6)
 
 
 def test_planned_parameters_are_those_of_the_checkpoint(reference, model):

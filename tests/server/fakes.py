@@ -343,6 +343,8 @@ class FakeTextSide:
     special_markup: dict[str, int] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
     media: dict[str, Any] = field(default_factory=dict)
+    speech: None = None
+    dictation: None = None
 
 
 def served_model(client: FakeClient, path: Path = Path("/models/fake"), **text: Any) -> ServedModel:

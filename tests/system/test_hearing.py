@@ -3,6 +3,7 @@
 import base64
 import json
 import warnings
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,13 @@ import openai
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig
 
 from pagoda.text.media.select import processor_for
+from pagoda.text.sounds.alignment import words_of
+from pagoda.text.sounds.speech import Speech
 from pagoda.text.sounds.whisper import window_starts
+from pagoda.text.tokenizer import load_tokenizer
 from pagoda.weights.files import open_model
 from tests.models import sound
 from tests.system.conftest import starter
@@ -121,6 +126,18 @@ MARKS = ["pad", "endoftext", "startoftranscript", "en", "de", "translate", "tran
          "startofprev", "notimestamps", *TIMES]  # fmt: skip
 EOS, START, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE, PLAIN = range(201, 209)
 WRITTEN = sound.DECODER["max_target_positions"]
+GENERATION = {
+    "lang_to_id": {"<|en|>": EN, "<|de|>": DE},
+    "task_to_id": {"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+    "is_multilingual": True,
+    "no_timestamps_token_id": PLAIN,
+    "suppress_tokens": [START, EN, DE, TRANSLATE, TRANSCRIBE, BEFORE],
+    "begin_suppress_tokens": [0, EOS],
+    "max_initial_timestamp_index": 10,
+    "alignment_heads": [[2, 1], [0, 0], [1, 1]],
+}
+EASY = {"logprob_threshold": -1e9, "compression_ratio_threshold": 1e9}
+"""Nothing is doubtful."""
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +147,7 @@ def whisper_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = write_tokenizer(folder, MARKS, eos_token="<|endoftext|>")
     assert tokenizer.get_vocab_size() == sound.DECODER["vocab_size"]
     path = folder / "generation_config.json"
-    codes = {"<|en|>": EN, "<|de|>": DE}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "lang_to_id": codes}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), **GENERATION}))
     return folder
 
 
@@ -144,8 +160,8 @@ def writer(whisper_folder: Path) -> Iterator[Served]:
 
 
 def samples_of(seconds: float) -> np.ndarray:
-    """As a file of 16 bits keeps them."""
-    return (sound.sound(seconds) * 32767).round().astype("f4") / 32768
+    """As a file of 16 bits keeps them, in which the loudest run over."""
+    return (sound.sound(seconds) * 32767).round().astype("<i2").astype("f4") / 32768
 
 
 @torch.no_grad()
@@ -154,17 +170,29 @@ def next_logits(samples: np.ndarray, ids: list[int]) -> torch.Tensor:
     return sound.whisper()(features, decoder_input_ids=torch.tensor([ids])).logits[0, -1]
 
 
+def generated(samples: np.ndarray, prompt: list[int], **options: object) -> dict:
+    """By transformers: `sequences` without the prompt, `scores`, and what `options` ask for."""
+    model = sound.whisper()
+    config = GenerationConfig(
+        **GENERATION, eos_token_id=EOS, pad_token_id=EOS, decoder_start_token_id=START,
+        max_length=WRITTEN,
+    )  # fmt: skip
+    before = prompt[: prompt.index(START)]
+    names = {EN: "en", DE: "de", TRANSCRIBE: "transcribe", TRANSLATE: "translate"}
+    language, task = (names[token] for token in prompt[len(before) + 1 : len(before) + 3])
+    found = model.generate(
+        sound.extracted(samples)["input_features"], generation_config=config, language=language,
+        task=task, prompt_ids=torch.tensor(before) if before else None,
+        return_timestamps=prompt[-1] != PLAIN, force_unique_generate_call=True,
+        return_dict_in_generate=True, output_scores=True, **options,
+    )  # fmt: skip
+    found["sequences"] = found["sequences"][0, len(prompt) :].tolist()
+    return found
+
+
 def greedy(samples: np.ndarray, prompt: list[int]) -> list[int]:
-    """The most likely tokens by transformers, of which the first is not the end."""
-    ids = list(prompt)
-    while len(ids) < WRITTEN:
-        logits = next_logits(samples, ids)
-        if len(ids) == len(prompt):
-            logits[EOS] = -torch.inf
-        ids.append(int(logits.argmax()))
-        if ids[-1] == EOS:
-            return ids[len(prompt) : -1]
-    return ids[len(prompt) :]
+    """The tokens that transformers generates."""
+    return [token for token in generated(samples, prompt)["sequences"] if token != EOS]
 
 
 def text_of(folder: Path, ids: list[int]) -> str:
@@ -173,7 +201,7 @@ def text_of(folder: Path, ids: list[int]) -> str:
 
 
 def letters(folder: Path, ids: list[int]) -> list[int]:
-    """Without special tokens and blanks: segments of nothing else are left out."""
+    """Without special tokens, times and blanks: segments of nothing else are left out."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     return [token for token in ids if token < EOS - 1 and tokenizer.decode([token]).strip()]
 
@@ -187,7 +215,9 @@ def test_a_file_is_written_down(writer: Served, whisper_folder: Path) -> None:
     ids = greedy(samples_of(0.7), [START, EN, TRANSCRIBE, PLAIN])
     expected_text = text_of(whisper_folder, ids).strip()
     assert expected_text
-    common = {"model": "whisper-1", "file": file_of(0.7), "language": "en"}
+    common = {
+        "model": "whisper-1", "file": file_of(0.7), "language": "en", "extra_body": EASY,
+    }  # fmt: skip
     reply = client.transcriptions.create(**common)
     assert reply.text == expected_text
     assert reply.usage.type == "duration" and reply.usage.seconds == 0.7
@@ -201,7 +231,7 @@ def test_a_file_is_written_down(writer: Served, whisper_folder: Path) -> None:
         # The client calls the method old; the route is the same.
         warnings.simplefilter("ignore", DeprecationWarning)
         reply = client.translations.create(
-            model="whisper-1", file=file_of(0.7), extra_body={"language": "de"}
+            model="whisper-1", file=file_of(0.7), extra_body={"language": "de", **EASY}
         )
     assert reply.text == text_of(whisper_folder, translated).strip()
     before = [
@@ -221,7 +251,8 @@ def test_times_and_languages(writer: Served, whisper_folder: Path) -> None:
     language = EN + int(next_logits(windows[0], [START])[[EN, DE]].argmax())
     prompt = [START, language, TRANSCRIBE]
     client = writer.openai().audio.transcriptions
-    reply = client.create(model="whisper-1", file=file_of(2.3), response_format="verbose_json")
+    common = {"model": "whisper-1", "file": file_of(2.3), "extra_body": EASY}
+    reply = client.create(**common, response_format="verbose_json")
     assert reply.language == MARKS[language - 200] and reply.duration == 2.3
     ids = [token for window in windows for token in greedy(window, prompt)]
     kept = [token for segment in reply.segments for token in segment.tokens]
@@ -233,10 +264,70 @@ def test_times_and_languages(writer: Served, whisper_folder: Path) -> None:
     assert {segment.seek for segment in reply.segments} <= {
         round(100 * cut / sound.RATE) for cut in cuts
     }
-    srt = client.create(model="whisper-1", file=file_of(2.3), response_format="srt")
+    srt = client.create(**common, response_format="srt")
     assert srt.startswith("1\n00:00:00,") and srt.count(" --> ") == len(reply.segments)
-    vtt = client.create(model="whisper-1", file=file_of(2.3), response_format="vtt")
+    vtt = client.create(**common, response_format="vtt")
     assert vtt.startswith("WEBVTT\n\n00:00:0") and vtt.count(" --> ") == len(reply.segments)
+
+
+def test_segments_say_how_sure_the_model_was(writer: Served, whisper_folder: Path) -> None:
+    samples, prompt = samples_of(0.9), [START, EN, TRANSCRIBE]
+    found = generated(samples, prompt)
+    scores = [step[0].log_softmax(-1) for step in found["scores"]]
+    total = sum(float(s[t]) for s, t in zip(scores, found["sequences"], strict=True))
+    tokens = [token for token in found["sequences"] if token != EOS]
+    text = text_of(whisper_folder, tokens).strip().encode()
+    client = writer.openai().audio.transcriptions
+    common = {
+        "model": "whisper-1", "file": file_of(0.9), "language": "en",
+        "response_format": "verbose_json",
+    }  # fmt: skip
+    reply = client.create(**common, extra_body=EASY)
+    told = [token for segment in reply.segments for token in segment.tokens]
+    assert letters(whisper_folder, told) == letters(whisper_folder, tokens)
+    for segment in reply.segments:
+        assert segment.seek == 0 and segment.temperature == 0.0
+        assert segment.tokens[0] > PLAIN, "a text begins with a time"
+        assert segment.avg_logprob == pytest.approx(total / (len(tokens) + 1), abs=1e-4)
+        assert segment.compression_ratio == pytest.approx(len(text) / len(zlib.compress(text)))
+        silence = next_logits(samples, [START]).softmax(-1)[PLAIN - 1]
+        assert segment.no_speech_prob == pytest.approx(float(silence), abs=1e-5)
+
+
+def test_doubtful_windows_are_written_again(writer: Served) -> None:
+    client = writer.openai().audio.transcriptions
+    common = {"model": "whisper-1", "file": file_of(1.6), "response_format": "verbose_json"}
+    wrong = {**EASY, "compression_ratio_threshold": 0}
+    first, again = (client.create(**common, extra_body=wrong) for _ in range(2))
+    assert first.segments and {segment.temperature for segment in first.segments} == {1.0}
+    assert [segment.tokens for segment in first.segments] == [
+        segment.tokens for segment in again.segments
+    ]
+    asked = client.create(**common, temperature=0.5, extra_body=wrong)
+    assert {segment.temperature for segment in asked.segments} == {0.5}
+    nobody = {"logprob_threshold": 1, "no_speech_threshold": -1}
+    silent = client.create(**common, extra_body=nobody)
+    assert silent.segments == [] and silent.text == ""
+
+
+def test_words_have_times(writer: Served, whisper_folder: Path) -> None:
+    samples = samples_of(0.9)
+    found = generated(
+        samples, [START, EN, TRANSCRIBE], return_token_timestamps=True,
+        attention_mask=sound.extracted(samples)["feature_attention_mask"],
+    )  # fmt: skip
+    times = found["token_timestamps"][0, 3:].tolist()
+    speech, tokenizer = Speech(START, EOS, PLAIN), load_tokenizer(open_model(whisper_folder))
+    expected = words_of(found["sequences"], times, speech, tokenizer, "en")
+    reply = writer.openai().audio.transcriptions.create(
+        model="whisper-1", file=file_of(0.9), language="en", response_format="verbose_json",
+        timestamp_granularities=["word"], extra_body=EASY,
+    )  # fmt: skip
+    assert reply.segments is None
+    assert [word.word for word in reply.words] == [word.text for word in expected]
+    for told, word in zip(reply.words, expected, strict=True):
+        assert told.start == pytest.approx(min(word.start, 0.9), abs=0.011)
+        assert told.end == pytest.approx(min(word.end, 0.9), abs=0.011)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +337,7 @@ def test_times_and_languages(writer: Served, whisper_folder: Path) -> None:
         ({"language": "xx"}, "'xx' is not one of this model's"),
         ({"stream": True, "response_format": "srt"}, "srt is not streamed"),
         ({"response_format": "yaml"}, "response_format"),
-        ({"timestamp_granularities": ["word"]}, "Times of words are not told"),
+        ({"timestamp_granularities": ["word"]}, "in response_format verbose_json alone"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(writer: Served, changes: dict, words: str) -> None:

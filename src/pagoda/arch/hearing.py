@@ -25,8 +25,12 @@ class AudioSpec:
     norm_eps: float = 1e-5
     pooled: bool = False
     """Neighbouring outputs are averaged, two to a token, before the last norm."""
+    stacked: int = 1
+    """So many neighbouring outputs become a token, side by side."""
     projected: bool = False
-    """A linear layer brings them to the decoder's width."""
+    """A linear layer brings them to the decoder's width..."""
+    deep: bool = False
+    """...or two, without biases and with `activation` between them."""
 
     # As in VisionSpec.
     gated = rms_norms = qk_norm = scaled = False
@@ -39,4 +43,4 @@ class AudioSpec:
     @property
     def max_tokens(self) -> int:
         """Tokens of the longest sound."""
-        return self.num_positions // (2 if self.pooled else 1)
+        return self.num_positions // (2 if self.pooled else self.stacked)

@@ -38,6 +38,7 @@ CONFIG_ARCHITECTURES = Registry(
         "Qwen3ForCausalLM": "qwen3:from_config",
         "WhisperForConditionalGeneration": "whisper:from_config",
         "Qwen2AudioForConditionalGeneration": "qwen2_audio:from_config",
+        "VoxtralForConditionalGeneration": "voxtral:from_config",
         "Qwen2VLForConditionalGeneration": "qwen2_vl:from_config",
         "Qwen2_5_VLForConditionalGeneration": "qwen2_vl:qwen25_from_config",
         "Qwen3VLForConditionalGeneration": "qwen3_vl:from_config",

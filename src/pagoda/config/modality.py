@@ -125,6 +125,7 @@ _AUDIO = Modality(
     loader="pagoda.text.sounds.sound:SoundLoader",
     families={
         "Qwen2AudioForConditionalGeneration": "pagoda.text.sounds.whisper:qwen2_from_config",
+        "VoxtralForConditionalGeneration": "pagoda.text.sounds.voxtral:from_config",
         "WhisperForConditionalGeneration": "pagoda.text.sounds.whisper:from_config",
     },
     settings=("preprocessor_config.json", "processor_config.json"),

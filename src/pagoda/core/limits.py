@@ -79,6 +79,10 @@ def check_message(message: AddRequest, limits: SchedulerLimits) -> None:
             f"task must be one of {', '.join(POOLING_TASKS)}, got {message.pooling.task!r}.",
             param="task",
         )
+    if message.pooling is not None and message.pooling.task == "align":
+        alignment, heard = message.pooling.alignment, sum(item.length for item in message.media)
+        if alignment is None or alignment.skipped >= len(prompt) - heard:
+            raise RequestError("A text to align needs an alignment, and tokens of its own.")
     longest = max((item.length for item in message.media), default=0)
     if limits.whole_media and longest > limits.max_num_batched_tokens:
         raise RequestError(

@@ -33,16 +33,45 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False):
     among `length`; None: all of them are its own."""
 
 
-POOLING_TASKS = ("embed", "token_embed", "classify")
+POOLING_TASKS = ("embed", "token_embed", "classify", "align")
+
+
+class Alignment(msgspec.Struct, frozen=True):
+    """How the text that writes down a sound is held against it."""
+
+    heads: list[tuple[int, int]]
+    """Layers of the decoder and their heads, whose attention counts."""
+    skipped: int
+    """Tokens of text that say nothing of it, with which the text begins."""
+    frames: int
+    """Tokens of sound that are no silence behind it."""
 
 
 class PoolingParams(msgspec.Struct, omit_defaults=True):
     """What is wanted of a text that is pooled."""
 
     task: str = "embed"
-    """`embed` (one vector), `token_embed` (one for each token) or `classify` (logits)."""
+    """`embed` (one vector), `token_embed` (one for each token), `classify` (logits), or `align`
+    (fp32 [tokens, frames]: how much a text's tokens are about each part of a sound)."""
     pair_start: int = 0
     """Where a pair's second text begins, for models that mark it; 0: there is none."""
+    alignment: Alignment | None = None
+    """With `align`."""
+
+
+class SpeechRules(msgspec.Struct, omit_defaults=True):
+    """Which tokens may stand where in a text that Whisper writes down (openai/whisper,
+    decoding.py)."""
+
+    never: list[int] = msgspec.field(default_factory=list)
+    not_first: list[int] = msgspec.field(default_factory=list)
+    first_time: int | None = None
+    """The token of 0 s, behind which are those of later times: they stand in pairs, and go on.
+    None: no times are written."""
+    end: int = 0
+    """Ends the text; tokens below it are words."""
+    latest_begin: int | None = None
+    """How many tokens behind `first_time` the text may begin with; None is any."""
 
 
 class KVTransfer(msgspec.Struct, array_like=True, gc=False):
@@ -74,6 +103,8 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     """What the client expects of the whole reply; empty where it said nothing."""
     grammar: str | None = None
     """What the output must follow, reasoning and all, as llguidance reads it."""
+    speech: SpeechRules | None = None
+    """For a text that writes down a sound."""
     adapter: str | None = None
     """Digest of what the adapter does, as the engine told it; None: the model alone."""
     adapter_name: str | None = None

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from pagoda.kernels.attention.backend import AttentionBackend, AttentionKind, Plan
+from pagoda.layers.watched import Watched
 
 
 @dataclass
@@ -80,6 +81,9 @@ class ForwardBatch:
     """What the last layer with an indexer chose, as `Ops.choose_keys` gives it."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
+
+    watched: Watched | None = None
+    """Attention to a sound that requests of the step want to see."""
 
     host_query_start: npt.NDArray[np.int32] | None = None
     """`query_start` and `kv_lens` where the host has them."""

@@ -47,6 +47,13 @@ class HeardAttention(nn.Module):
         q = self.q(hidden_states).unflatten(-1, (-1, self.spec.head_dim))
         starts = None if batch.fixed else batch.host_query_start
         table = self._where(batch).block_table
+        kv_scales = self.kv_scales if v_cache.dtype in FP8 else None
+        if batch.watched is not None:
+            batch.watched.look(
+                # Each of the decoder's layers is two here.
+                self.layer // 2, q, k_cache, table, batch.query_start.tolist(),
+                heard=self.spec.heard or 0, scale=self.spec.scale, kv_scales=kv_scales,
+            )  # fmt: skip
         plan = Paged(table, batch.query_start, ends[: batch.num_reqs], starts)
         attended = self.backend.attend(
             q,
@@ -55,7 +62,7 @@ class HeardAttention(nn.Module):
             plan,
             scale=self.spec.scale,
             sees_until=ends[: len(q)],
-            kv_scales=self.kv_scales if v_cache.dtype in FP8 else None,
+            kv_scales=kv_scales,
         )
         output: torch.Tensor = self.output(attended.flatten(1))
         return output

@@ -40,6 +40,21 @@ class Convolution(ColumnLinear):
         return ops.activate(self(x.contiguous()), "gelu")
 
 
+class Projection(nn.Module):
+    """Two linear layers without biases."""
+
+    def __init__(self, context: LayerContext, spec: AudioSpec, out_size: int):
+        super().__init__()
+        self.up = replicated(context, spec.stacked * spec.hidden_size, out_size)
+        self.down = replicated(context, out_size, out_size)
+        self._activation = spec.activation
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[tokens, stacked outputs] -> [tokens, out_size]."""
+        projected: torch.Tensor = self.down(ops.activate(self.up(x), self._activation))
+        return projected
+
+
 class AudioTower(nn.Module):
     def __init__(self, context: LayerContext, spec: AudioSpec, out_size: int):
         super().__init__()
@@ -53,8 +68,11 @@ class AudioTower(nn.Module):
             VisionBlock(context, spec, key_bias=False) for _ in range(spec.num_layers)
         )
         self.norm = LayerNorm(context, hidden, spec.norm_eps)
+        self.projection: nn.Module | None = None
         if spec.projected:
             self.projection = replicated(context, hidden, out_size, bias=True)
+        elif spec.deep:
+            self.projection = Projection(context, spec, out_size)
 
     def slices(self, frames: torch.Tensor, grid: Grid) -> Slices:
         """fp32 [frames + 2, num_mels] of one sound -> [1, tokens, out_size]; the two frames behind
@@ -79,4 +97,6 @@ class AudioTower(nn.Module):
             pairs = x[: len(x) // 2 * 2].float().unflatten(0, (-1, 2))
             x = pairs.mean(1).to(x.dtype)
         embeddings: torch.Tensor = self.norm(x)
-        return (self.projection(embeddings) if spec.projected else embeddings)[None]
+        if spec.stacked > 1:
+            embeddings = embeddings.unflatten(0, (-1, spec.stacked)).flatten(1)
+        return (embeddings if self.projection is None else self.projection(embeddings))[None]

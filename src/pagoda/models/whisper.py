@@ -148,6 +148,7 @@ def _chosen(batch: ForwardBatch, rows: torch.Tensor) -> ForwardBatch:
         embed_rows=None,
         layer_embeds=(),
         adapters=None if batch.adapters is None else batch.adapters[rows],
+        watched=None if batch.watched is None else batch.watched.of(rows),
         host_query_start=np.asarray(query_start.cpu()),
         host_kv_lens=np.asarray(kv_lens.cpu()),
         rotary_rows={},

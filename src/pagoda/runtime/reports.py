@@ -1,14 +1,16 @@
 """What a step tells of its requests beside sampled tokens: embeddings, logprobs of prompts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from pagoda.core.messages import POOLING_TASKS, TokenLogprobs
 from pagoda.core.plan import RequestResult
+from pagoda.layers.watched import Watched
 from pagoda.planner.memory.plan import PROMPT_LOGITS
+from pagoda.runtime.alignment import Aligner
 from pagoda.runtime.model import Model
 from pagoda.runtime.pooling import Pooler
 from pagoda.runtime.sampling.logprobs import token_logprobs
@@ -16,6 +18,7 @@ from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.sampler import NOT_A_NUMBER
 from pagoda.runtime.states import Fault, RequestStates
 from pagoda.runtime.steps.prepared import PreparedStep
+from pagoda.runtime.steps.program import Computed
 
 
 @dataclass
@@ -26,17 +29,37 @@ class Reports:
     vocab_size: int
     states: RequestStates
     pooler: Pooler
+    aligner: Aligner = field(default_factory=Aligner)
 
     def add(
-        self, step: PreparedStep, hidden_states: torch.Tensor, results: dict[str, RequestResult]
+        self, step: PreparedStep, computed: Computed, results: dict[str, RequestResult]
     ) -> dict[int, Fault]:
-        """By hidden_states [tokens of the step, hidden]: which of the step's requests are faulty,
-        by their places."""
+        """Which of the step's requests are faulty, by their places."""
+        hidden_states = computed.hidden_states
         faults: dict[int, Fault] = {}
+        if computed.watched is not None:
+            faults |= self._align(step, computed.watched, results)
         if step.needs & Needs.PROMPT_LOGPROBS:
             faults |= self._score_prompts(step, hidden_states, results)
         if step.needs & Needs.POOL:
             faults |= self._pool(step, hidden_states, results)
+        return faults
+
+    def _align(
+        self, step: PreparedStep, watched: Watched, results: dict[str, RequestResult]
+    ) -> dict[int, Fault]:
+        plan = step.plan
+        faults: dict[int, Fault] = {}
+        for i in np.flatnonzero(step.flags & Needs.ALIGN).tolist():
+            row = int(plan.rows[i])
+            alignment = self.states.alignments[row]
+            self.aligner.add(row, int(plan.starts[i]), watched.found.get(i), alignment)
+            if plan.samples[i]:
+                scores = self.aligner.take(row, alignment)
+                if np.isfinite(scores).all():
+                    results[plan.req_ids[i]].embedding = scores.tobytes()
+                else:
+                    faults[i] = NOT_A_NUMBER
         return faults
 
     def _pool(
@@ -47,7 +70,7 @@ class Reports:
         lens = plan.ends - plan.starts
         stops = np.cumsum(lens)
         ended: dict[str, list[int]] = {}
-        for i in np.flatnonzero(step.flags & Needs.POOL).tolist():
+        for i in np.flatnonzero((step.flags & (Needs.POOL | Needs.ALIGN)) == Needs.POOL).tolist():
             row = int(plan.rows[i])
             task = POOLING_TASKS[self.states.params["task"][row]]
             length = int(self.states.params["prompt_len"][row])

@@ -16,6 +16,7 @@ from pagoda.core.plan import RequestResult, StepPlan, StepResult
 from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.adapters import ResidentAdapters
+from pagoda.runtime.alignment import watched_heads
 from pagoda.runtime.block_table import Ints
 from pagoda.runtime.cache_memory import Bytes, CacheMemory
 from pagoda.runtime.device import Device, to_tensor
@@ -337,7 +338,7 @@ class ModelRunner:
         self._wait_for_last()
         done = time.perf_counter()
         if step.needs & (Needs.PROMPT_LOGPROBS | Needs.POOL):
-            for place, fault in self._reports.add(step, computed.hidden_states, results).items():
+            for place, fault in self._reports.add(step, computed, results).items():
                 req_id, row = step.plan.req_ids[place], int(step.plan.rows[place])
                 self._fail(results[req_id], row, fault)
         tokens, accepted = self._sample(step, computed, results)
@@ -389,11 +390,13 @@ class ModelRunner:
             self._launched.fill(batch.token_ids, step)
         if self.media is not None and arrays.media:
             self.media.fill(batch, arrays.media, step.encoded)
+        if step.needs & Needs.ALIGN:
+            batch.watched = watched_heads(step, self.states, device)
         hidden_states = self.model.forward(batch)
         if not len(samples):
-            return Computed(hidden_states, None)
+            return Computed(hidden_states, None, watched=batch.watched)
         logits = self.head.logits(_take(hidden_states, samples))
-        return Computed(hidden_states, logits, self.head.first_max(logits))
+        return Computed(hidden_states, logits, self.head.first_max(logits), batch.watched)
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: Results

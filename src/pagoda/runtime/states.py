@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from pagoda.base.errors import RequestError
 from pagoda.core.grammar import Grammars, TokenMatcher
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, Alignment
 from pagoda.core.plan import StepPlan
 from pagoda.runtime.adapters import NO_SLOT, ResidentAdapters
 from pagoda.runtime.block_table import BlockTable, Ints, Ints32, grown
@@ -29,6 +29,7 @@ from pagoda.runtime.sampling.params import (
     compile_rules,
 )
 from pagoda.runtime.sampling.penalties import TokenCounts
+from pagoda.runtime.sampling.speech import SpeechMask
 
 
 class Fault(NamedTuple):
@@ -177,6 +178,10 @@ class RequestStates:
         """Matchers of the rows whose output follows a grammar."""
         self.chains: dict[int, Chain] = {}
         """Samplers of the rows that have an order of their own."""
+        self.speech: dict[int, SpeechMask] = {}
+        """What may stand where in the texts of rows that write down a sound."""
+        self.alignments: dict[int, Alignment] = {}
+        """How texts are held against their sounds, for the rows where they are."""
         self.media: dict[int, RequestMedia] = {}
         """Media of the rows whose prompt holds pictures."""
         self.faults: dict[int, Fault] = {}
@@ -232,6 +237,8 @@ class RequestStates:
         self.counts.pop(row, None)
         self.matchers.pop(row, None)
         self.chains.pop(row, None)
+        self.speech.pop(row, None)
+        self.alignments.pop(row, None)
         self.media.pop(row, None)
 
     def accept(
@@ -340,6 +347,10 @@ class RequestStates:
             self.media[row] = media
         if self.params["flags"][row] & Needs.CHAIN:
             self.chains[row] = Chain(request, int(self.params["seed"][row]))
+        if request.speech is not None:
+            self.speech[row] = SpeechMask(request.speech, self.vocab_size)
+        if request.pooling is not None and request.pooling.alignment is not None:
+            self.alignments[row] = request.pooling.alignment
         if not rules.empty:
             self.rules[row] = rules
             self.params["flags"][row] |= Needs.RULES
@@ -385,6 +396,8 @@ class RequestStates:
                 "shorten the prompt or raise --max-model-len."
             )
         check_token_ids(request.prompt_token_ids, self.vocab_size, "prompt")
+        if not self.heard and request.pooling is not None and request.pooling.task == "align":
+            raise RequestError("This model writes down no sounds, so that none can be aligned.")
 
     def _healthy(self, plan: StepPlan) -> Scheduled:
         rows = plan.rows

@@ -5,11 +5,13 @@ import itertools
 from pagoda.base.errors import RequestError
 from pagoda.core.messages import PoolingParams, RequestDelta
 from pagoda.core.vectors import cosines, embedding, score_label, scores
+from pagoda.engine.media import payloads
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.pooling_texts import PooledText, pair_ids, single_ids
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError
 from pagoda.server.metrics import RequestTimer, Siblings
+from pagoda.server.protocol.common import QueuedBody
 from pagoda.server.protocol.pooling import PoolingBody
 from pagoda.server.protocol.vectors import PoolingUsage
 from pagoda.server.replies.generation import check_ready
@@ -24,7 +26,7 @@ class PoolingJob:
         self,
         context: Context,
         served: ServedModel,
-        body: PoolingBody,
+        body: QueuedBody,
         head: ReplyHead,
         texts: list[PooledText],
         task: str = "embed",
@@ -36,7 +38,8 @@ class PoolingJob:
             served.make_pool_request(
                 f"{head.id}-{next(_serial)}",
                 text.ids,
-                PoolingParams(task, text.pair_start),
+                PoolingParams(task, text.pair_start, text.alignment),
+                media=text.media,
                 priority=body.priority,
                 cache_salt=body.cache_salt,
             )
@@ -44,6 +47,7 @@ class PoolingJob:
         ]
         for request in self._requests:
             served.client.adapters.apply(request, body.model, None)
+        self._media = payloads(placed for text in texts for placed in text.media)
         metrics = context.metrics.of(served)
         self._timers = [RequestTimer(metrics, request, Siblings(1)) for request in self._requests]
 
@@ -59,7 +63,7 @@ class PoolingJob:
         client, ids = self._served.client, [request.req_id for request in self._requests]
         timers = dict(zip(ids, self._timers, strict=True))
         results: dict[str, bytes] = {}
-        inbox = client.submit(self._requests)
+        inbox = client.submit(self._requests, self._media)
         try:
             while len(results) < len(ids):
                 await inbox.arrival()

@@ -6,7 +6,7 @@ from pagoda.text.sounds.decode import RATE
 from pagoda.text.sounds.speech import Segment, Speech, segments_of, written
 from pagoda.text.sounds.whisper import window_starts
 
-SPEECH = Speech(start=300, without_times=400)
+SPEECH = Speech(start=300, end=299, without_times=400)
 
 
 class Letters:
@@ -36,7 +36,7 @@ def test_texts_lie_between_times() -> None:
     assert [(one.start, one.end, one.text) for one in found] == [
         (30.5, 31.5, " ab"), (32.0, 38.0, " c"), (38.0, 38.0, " d"),
     ]  # fmt: skip
-    assert found[0].tokens == tuple(b" ab")
+    assert found[0].tokens == (*times(0.5), *b" ab", *times(1.5))
     (whole,) = segments_of(list(b"no times"), SPEECH, Letters(), 1.0, 2.0)
     assert (whole.start, whole.end) == (1.0, 2.0)
     assert segments_of(times(0.5, 1), SPEECH, Letters(), 0.0, 2.0) == []

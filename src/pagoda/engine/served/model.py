@@ -119,11 +119,13 @@ class ServedModel:
         prompt_ids: list[int],
         pooling: PoolingParams,
         *,
+        media: Sequence[Placed] = (),
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AddRequest:
         """A request for a vector or for scores; raises as `make_request` does."""
         request = requests.make_pool_request(req_id, prompt_ids, pooling, self._limits())
+        attach_media(request, media)
         request.priority = priority
         request.cache_salt = cache_salt
         return request

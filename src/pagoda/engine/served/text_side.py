@@ -19,6 +19,7 @@ from pagoda.text.media.base import Processor
 from pagoda.text.media.select import processors_for
 from pagoda.text.parsers.base import ParserFamily
 from pagoda.text.parsers.select import parser_for
+from pagoda.text.sounds.dictation import Dictation, dictation_of
 from pagoda.text.sounds.speech import Speech, speech_of
 from pagoda.text.template.chat import ChatTemplate, ContentFormatName, load_chat_template
 from pagoda.text.tokenizer import Tokenizer, load_tokenizer
@@ -54,6 +55,8 @@ class TextSide:
     """By kind; empty where the model reads text only."""
     speech: Speech | None = None
     """None unless the model writes down what it hears."""
+    dictation: Dictation | None = None
+    """None unless a model that chats does so at a prompt of its own."""
 
     @cached_property
     def special_markup(self) -> dict[str, int]:
@@ -115,8 +118,8 @@ def load_text_side(config: ModelConfig) -> TextSide:
     if template is not None and not template.shows_tools and parser.form.calls is not None:
         log.info("The chat template shows no tools: the system turn describes them.")
     defaults = sampling_defaults(config, files)
-    speech = speech_of(tokenizer, files)
-    return TextSide(files, tokenizer, template, parser, defaults, media, speech)
+    speech, dictation = speech_of(tokenizer, files), dictation_of(tokenizer, files)
+    return TextSide(files, tokenizer, template, parser, defaults, media, speech, dictation)
 
 
 def processors_of(files: ModelFiles) -> Mapping[str, Processor]:

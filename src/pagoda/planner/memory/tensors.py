@@ -421,6 +421,10 @@ def _audio(spec: AudioSpec, out_size: int) -> Iterator[ModelTensor]:
     yield from norm("audio.norm", hidden, bias=True)
     if spec.projected:
         yield from _tower("audio.projection", rows_of(out_size), hidden)
+    if spec.deep:
+        stack = spec.stacked * hidden
+        yield from _tower("audio.projection.up", rows_of(out_size), stack, bias=False)
+        yield from _tower("audio.projection.down", rows_of(out_size), out_size, bias=False)
 
 
 def _clipped(name: str, sizes: tuple[int, ...], columns: int) -> Iterator[ModelTensor]:

@@ -17,9 +17,8 @@ class Needs:
     """Bits of a row's `flags`: what it needs beyond the largest logit. A step does only what some
     row of it needs."""
 
-    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL, GRAMMAR, SHARES, CHAIN = (
-        1 << i for i in range(9)
-    )
+    RANDOM, PENALTIES, RULES, LOGPROBS, PROMPT_LOGPROBS, POOL = (1 << i for i in range(6))
+    GRAMMAR, SHARES, CHAIN, SPEECH, ALIGN = (1 << i for i in range(6, 11))
 
 
 _COLUMNS = [number for number in NUMBERS if number.column]
@@ -90,6 +89,8 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
         flags |= Needs.RANDOM
     if request.grammar is not None:
         flags |= Needs.GRAMMAR
+    if request.speech is not None:
+        flags |= Needs.SPEECH
     if any(numbers[name] != value for name, value in _NO_PENALTIES.items()):
         flags |= Needs.PENALTIES
     if chained:
@@ -106,6 +107,8 @@ def compile_params(request: AddRequest, vocab_size: int, engine_seed: int) -> np
     if request.pooling is not None:
         record["pair_start"] = request.pooling.pair_start
         record["task"] = POOLING_TASKS.index(request.pooling.task)
+        if request.pooling.alignment is not None:
+            flags |= Needs.ALIGN
     record["flags"] = flags
     return record
 

@@ -19,10 +19,11 @@ from pagoda.runtime.sampling.near_top import keep_near_top
 from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.sampling.penalties import apply_penalties
 from pagoda.runtime.sampling.rules import apply_rules
+from pagoda.runtime.sampling.speech import apply_speech
 from pagoda.runtime.states import Fault, RequestStates
 
 # What changes logits, and with them the largest, by what was generated before.
-CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR | Needs.CHAIN
+CHANGES = Needs.RULES | Needs.PENALTIES | Needs.GRAMMAR | Needs.CHAIN | Needs.SPEECH
 NOT_A_NUMBER = Fault(
     "The model's output for this request is not a number: the weights or the cache may be "
     "damaged, or the dtype too narrow; try --dtype float32."
@@ -85,17 +86,18 @@ def sample(
 ) -> Sampled:
     """Choose the token at `positions[i]` of the request in `rows[i]` from fp32 logits[i].
 
-    `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: raw
-    log-probabilities are kept aside (unless those of the draw are wanted); rules, penalties,
-    grammars change the logits; then greedy, or top-n-sigma, temperature, min-p, top-k, top-p and
-    the draw. A row with a chain has that between grammars and the draw, and its penalties are in
-    it. A step does only what one of its rows needs.
+    `greedy` is known where a program computed it. Changes `logits` and `greedy`. Order: what cannot
+    stand there in a sound's text is left out; raw log-probabilities are kept aside (unless those of
+    the draw are wanted); rules, penalties, grammars change the logits; then greedy, or
+    top-n-sigma, temperature, min-p, top-k, top-p and the draw. A row with a chain has that between
+    grammars and the draw, and its penalties are in it. A step does only what one of its rows needs.
     """
     flags = states.params["flags"][rows]
+    _speech(logits, rows, positions, states)
     wanted = flags & (Needs.LOGPROBS | Needs.SHARES)
     reporting = np.flatnonzero(wanted == Needs.LOGPROBS)
     raw = logits[to_tensor(reporting, logits.device)] if len(reporting) else None
-    best, broken = choose(logits, rows, positions, states, greedy, times)
+    best, broken = _choose(logits, rows, positions, states, greedy, times)
     top, chosen = best.arrays
     logprobs = {}
     if raw is not None:
@@ -126,6 +128,18 @@ def choose(
     times: StepTimes | None = None,
 ) -> tuple[FirstMax, dict[int, Fault]]:
     """As `sample`, without waiting for the device: the tokens, and what grammars found wrong."""
+    _speech(logits, rows, positions, states)
+    return _choose(logits, rows, positions, states, greedy, times)
+
+
+def _choose(
+    logits: torch.Tensor,
+    rows: Ints,
+    positions: Ints,
+    states: RequestStates,
+    greedy: FirstMax | None,
+    times: StepTimes | None,
+) -> tuple[FirstMax, dict[int, Fault]]:
     params = states.params[rows]
     needs = int(np.bitwise_or.reduce(params["flags"]))
     if needs & Needs.RULES:
@@ -154,6 +168,14 @@ def _draw_params(params: np.ndarray, positions: Ints) -> ops.DrawParams:
     """The columns of records of `states.params` that say how to draw."""
     columns = {name: params[name] for name in ops.DrawParams._fields if name != "position"}
     return ops.DrawParams(**columns, position=positions)
+
+
+def _speech(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:
+    if not states.speech:
+        return
+    flagged = np.flatnonzero(states.params["flags"][rows] & Needs.SPEECH)
+    for i, row, position in _triples(flagged, rows, positions):
+        apply_speech(logits[i], states.speech[row], states.output_before(row, position))
 
 
 def _rules(logits: torch.Tensor, rows: Ints, positions: Ints, states: RequestStates) -> None:

@@ -11,6 +11,7 @@ from pagoda.base.log import get_logger
 from pagoda.kernels import ops
 from pagoda.kernels.workspace import all_rows
 from pagoda.layers.batch import ForwardBatch, GroupInputs, StateInputs
+from pagoda.layers.watched import Watched
 from pagoda.runtime.adapters import NO_SLOT
 from pagoda.runtime.block_table import Ints, Ints32
 from pagoda.runtime.cache_memory import LayerCaches
@@ -48,6 +49,8 @@ class Computed:
     """fp32 [num_samples, vocab]; None without samples."""
     greedy: FirstMax | None = None
     """The largest of the logits, where it is known."""
+    watched: Watched | None = None
+    """Attention that the step's requests wanted to see."""
 
 
 class _Group(NamedTuple):

@@ -12,6 +12,7 @@ from pagoda.runtime.cache_memory import LayerCaches
 from pagoda.runtime.device import Device
 from pagoda.runtime.model import Model
 from pagoda.runtime.sampling.head import OutputHead
+from pagoda.runtime.sampling.params import Needs
 from pagoda.runtime.steps.captured import Budget, CapturedSteps, model_pass
 from pagoda.runtime.steps.graphs import GraphMaker
 from pagoda.runtime.steps.prepared import PreparedStep
@@ -95,7 +96,7 @@ class Replays:
     def program_for(self, step: PreparedStep) -> StepProgram | CapturedSteps | None:
         """What computes it; None where it runs op by op."""
         program, arrays = self.program, step.arrays
-        if program is None or arrays.media:
+        if program is None or arrays.media or step.needs & Needs.ALIGN:
             return None
         num_samples = len(step.places.hidden_rows)
         return program if program.fits(arrays.num_tokens, arrays.num_reqs, num_samples) else None

@@ -1,11 +1,14 @@
 """The texts of a pooling request -> token ids: truncated if asked, and paired."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pagoda.base.errors import RequestError
+from pagoda.core.messages import Alignment
 from pagoda.engine.aside.jobs import RenderPair
+from pagoda.engine.media import Placed
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.prompts import Pieces, encode, split_pieces, tokenize
 from pagoda.server.media import has_media
@@ -21,6 +24,9 @@ class PooledText:
     ids: list[int]
     pair_start: int = 0
     """As in PoolingParams."""
+    alignment: Alignment | None = None
+    """As there, with the sound in front of the text in..."""
+    media: Sequence[Placed] = ()
 
 
 async def input_texts(

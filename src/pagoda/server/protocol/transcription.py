@@ -25,6 +25,15 @@ class TranscriptionRequest(TextBody):
     prompt: str = Field("", description="What came before, in whose style the text goes on.")
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: float = Field(0.0, ge=0.0, le=2.0)
+    compression_ratio_threshold: float = Field(
+        2.4, description="A text that packs better than so repeats itself, and is written again."
+    )
+    logprob_threshold: float = Field(
+        -1.0, description="A text whose tokens are less likely on average is written again."
+    )
+    no_speech_threshold: float = Field(
+        0.6, description="Unlikely texts where silence is more likely than so are left out."
+    )
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stream: bool = False
     timestamp_granularities: Items[Literal["segment", "word"]] = []
@@ -49,6 +58,15 @@ class TranscriptionSegment(msgspec.Struct):
     text: str
     tokens: list[int]
     temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class TranscriptionWord(msgspec.Struct):
+    word: str
+    start: float
+    end: float
 
 
 class VerboseTranscription(msgspec.Struct, omit_defaults=True):
@@ -56,8 +74,9 @@ class VerboseTranscription(msgspec.Struct, omit_defaults=True):
     language: str
     duration: float
     text: str
-    segments: list[TranscriptionSegment]
     usage: SoundUsage
+    segments: list[TranscriptionSegment] | None = None
+    words: list[TranscriptionWord] | None = None
 
 
 class TranscriptDelta(msgspec.Struct):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda.base.errors import RequestError
-from pagoda.core.messages import AddRequest, RequestDelta, is_progress
+from pagoda.core.messages import AddRequest, RequestDelta, SpeechRules, is_progress
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.media import payloads
 from pagoda.engine.outputs import OutputDelta, OutputProcessor
@@ -38,6 +38,8 @@ class ReplyRules:
     """Special tokens that are text all the same."""
     prediction: Sequence[int] = ()
     """Token ids that the client expects."""
+    speech: SpeechRules | None = None
+    """For texts that write down a sound."""
 
 
 PLAIN_REPLY = ReplyRules()
@@ -237,6 +239,7 @@ def prepared_request(
     served.client.adapters.apply(request, body.model, scales)
     request.kv_transfer = body.kv_transfer
     request.session, request.agent = body.asker
+    request.speech = rules.speech
     if sampling.max_tokens is None:
         # A default never asks for more than the context has left: nobody chose it.
         default = body.default_length(served.defaults.get("max_tokens"))

@@ -5,34 +5,26 @@ from pagoda.server.protocol.transcription import (
     TranscriptDelta,
     TranscriptDone,
     Transcription,
-    TranscriptionRequest,
     TranscriptionSegment,
+    TranscriptionWord,
     VerboseTranscription,
 )
 from pagoda.server.replies.events import ReplyEvent, ReplyStream
 from pagoda.server.replies.generation import Generation
 from pagoda.server.replies.reply import Answer, Reply
 from pagoda.server.replies.sse import data_event
-from pagoda.text.sounds.speech import Segment, Speech, segments_of, written
+from pagoda.server.replies.windows import Asked, Texts, Window
+from pagoda.server.replies.words import words_of_windows
+from pagoda.text.sounds.speech import Segment, segments_of, written
 
 
-class TranscriptionReply(Reply):
-    """A choice for each window. A stream tells them in order: what later ones say waits."""
+class TranscriptionStream(Reply):
+    """A choice for each window, told in order: what later ones say waits."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        body: TranscriptionRequest,
-        speech: Speech,
-        starts: list[float],
-        seconds: float,
-        task: str,
-        language: str,
-    ):
-        """`starts` of the windows, and where the last one ends, in seconds."""
+    def __init__(self, generation: Generation, seconds: float):
+        """`seconds` of sound."""
         super().__init__(ReplyStream(generation))
-        self._body, self._speech, self._task, self._language = body, speech, task, language
-        self._starts, self._seconds = starts, seconds
+        self._seconds = seconds
         self._told = ""
         self._window = 0
         self._waiting = [""] * generation.num_choices
@@ -57,41 +49,65 @@ class TranscriptionReply(Reply):
         return data_event(TranscriptDelta(""))
 
     def end(self) -> bytes:
-        return data_event(TranscriptDone(self._told, self._usage()))
+        return data_event(TranscriptDone(self._told, sound_usage(self._seconds)))
 
     def whole(self) -> Answer:
-        form = self._body.response_format
+        return Transcription(self._told, sound_usage(self._seconds))
+
+
+class Transcript:
+    """What the windows of a file say, in the form that was asked for."""
+
+    def __init__(self, asked: Asked, task: str, language: str):
+        self._asked, self._task, self._language = asked, task, language
+        self._seconds = asked.medium.seconds or 0.0
+
+    async def whole(self, texts: Texts, windows: list[Window]) -> Answer:
+        form = self._asked.body.response_format
+        usage = sound_usage(self._seconds)
         if form in ("json", "text"):
-            text = "".join(event.text for event in self.sums).strip()
-            return text + "\n" if form == "text" else Transcription(text, self._usage())
-        windows = self._segments()
-        segments = [segment for window in windows for segment in window]
-        if form != "verbose_json":
-            return written(segments, form)
-        told = [
-            TranscriptionSegment(
-                id=0, seek=round(100 * start), start=round(segment.start, 2),
-                end=round(segment.end, 2), text=segment.text, tokens=list(segment.tokens),
-                temperature=self._body.temperature,
-            )
-            for start, window in zip(self._starts, windows, strict=False)
-            for segment in window
-        ]  # fmt: skip
-        for number, segment in enumerate(told):
-            segment.id = number
-        text = "".join(segment.text for segment in segments).strip()
-        return VerboseTranscription(
-            self._task, self._language, round(self._seconds, 2), text, told, self._usage()
-        )
-
-    def _segments(self) -> list[list[Segment]]:
-        """Those of each window."""
-        ends = [*self._starts[1:], self._seconds]
-        tokenizer = self.generation.served.tokenizer
-        return [
-            segments_of(event.token_ids, self._speech, tokenizer, start, end)
-            for event, start, end in zip(self.sums, self._starts, ends, strict=True)
+            text = "".join(window.text for window in windows).strip()
+            return text + "\n" if form == "text" else Transcription(text, usage)
+        speech, tokenizer = self._asked.speech, self._asked.served.tokenizer
+        segments = [
+            segments_of([id_ for id_ in window.ids if id_ != speech.end], speech, tokenizer, *span)
+            for window, span in zip(windows, self._asked.spans, strict=True)
         ]
+        flat = [segment for found in segments for segment in found]
+        if form != "verbose_json":
+            return written(flat, form)
+        text = "".join(segment.text for segment in flat).strip()
+        granularities = self._asked.body.timestamp_granularities or ["segment"]
+        reply = VerboseTranscription(
+            self._task, self._language, round(self._seconds, 2), text, usage
+        )
+        if "segment" in granularities:
+            reply.segments = self._segments(windows, segments)
+        if "word" in granularities:
+            words = await words_of_windows(self._asked, texts, windows, self._language)
+            reply.words = [
+                TranscriptionWord(word.text, round(word.start, 2), round(word.end, 2))
+                for word in words
+            ]
+        return reply
 
-    def _usage(self) -> SoundUsage:
-        return SoundUsage(round(self._seconds, 2))
+    def _segments(
+        self, windows: list[Window], segments: list[list[Segment]]
+    ) -> list[TranscriptionSegment]:
+        told: list[TranscriptionSegment] = []
+        for (begin, _), window, found in zip(self._asked.spans, windows, segments, strict=True):
+            told += [
+                TranscriptionSegment(
+                    id=len(told) + place, seek=round(100 * begin), start=round(segment.start, 2),
+                    end=round(segment.end, 2), text=segment.text, tokens=list(segment.tokens),
+                    temperature=window.temperature, avg_logprob=window.avg_logprob,
+                    compression_ratio=window.compression_ratio,
+                    no_speech_prob=window.no_speech_prob,
+                )
+                for place, segment in enumerate(found)
+            ]  # fmt: skip
+        return told
+
+
+def sound_usage(seconds: float) -> SoundUsage:
+    return SoundUsage(round(seconds, 2))

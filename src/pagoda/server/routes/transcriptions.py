@@ -1,7 +1,5 @@
 """POST /v1/audio/transcriptions and /v1/audio/translations: what is said in a file."""
 
-from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,13 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pagoda.base.errors import RequestError
-from pagoda.core.sampling import SamplingParams
+from pagoda.core.messages import SpeechRules
 from pagoda.engine.aside.jobs import Decode
-from pagoda.engine.media import Placed
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.form import read_form
-from pagoda.server.bodies.prompts import Prompt, encode
-from pagoda.server.context import Context, ReplyHead, context_of, reply_head
+from pagoda.server.bodies.prompts import encode
+from pagoda.server.context import Context, context_of, reply_head
 from pagoda.server.openapi import describe
 from pagoda.server.protocol.transcription import (
     TIMED,
@@ -24,11 +21,15 @@ from pagoda.server.protocol.transcription import (
     Transcription,
     TranscriptionRequest,
 )
-from pagoda.server.replies.generation import Generation, check_ready
-from pagoda.server.replies.respond import respond
-from pagoda.server.replies.transcription import TranscriptionReply
+from pagoda.server.replies.dictation import check_dictation, dictated, whole_dictation
+from pagoda.server.replies.generation import check_ready
+from pagoda.server.replies.reply import Answer
+from pagoda.server.replies.respond import answer, respond
+from pagoda.server.replies.transcription import Transcript, TranscriptionStream
+from pagoda.server.replies.windows import Asked, Texts, collected, written_windows
 from pagoda.server.requestlog import log_request
 from pagoda.text.media.base import Medium
+from pagoda.text.sounds.dictation import Dictation
 from pagoda.text.sounds.speech import Speech
 
 router = APIRouter()
@@ -41,7 +42,6 @@ _DESCRIPTION: dict[str, Any] = describe(
     takes="multipart/form-data",
 )
 _DESCRIPTION["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
-_LOWEST = -100.0
 
 
 @router.post("/audio/transcriptions", openapi_extra=_DESCRIPTION)
@@ -56,66 +56,73 @@ async def create_translation(request: Request) -> Response:
     return await _written_down(request, "translate")
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What all requests of a file have in common."""
-
-    served: ServedModel
-    speech: Speech
-    body: TranscriptionRequest
-    medium: Medium
-    head: ReplyHead
-    context: Context
-
-    def generation(self, text: list[int], windows: int, **sampling: Any) -> Generation:
-        """Asks for the first windows; `text` are ids behind what is heard in each."""
-        pieces = self.medium.pieces[:windows]
-        # Whose token it is does not matter: embeddings take its place.
-        prompts = [
-            Prompt([self.speech.start] * piece.num_tokens + text, [Placed(piece, 0)])
-            for piece in pieces
-        ]
-        params = SamplingParams(seed=self.body.seed, **sampling)
-        metrics = self.context.metrics
-        return Generation(self.served, prompts, params, self.body, self.head.id, metrics)
-
-
 async def _written_down(request: Request, task: str) -> Response:
     body = await read_form(request, TranscriptionRequest, ("timestamp_granularities", "include"))
     context = context_of(request)
     served = await context.served(request, body.model)
+    check_ready(served)
+    if served.text.speech is None and served.text.dictation is not None:
+        return await _dictated(request, body, context, served, served.text.dictation, task)
     speech = _checked(body, served, task)
     language = speech.language(body.language)
     medium = await _heard(served, body.file)
     head = reply_head(request, "trsc", body.request_id, body.model or served.names[0])
-    work = _Work(served, speech, body, medium, head, context)
+    asked = Asked(served, speech, body, medium, head, context)
     if language is None and speech.languages:
-        language = await _language(work)
-    timed = body.response_format in TIMED
-    context_left = served.max_model_len - medium.pieces[0].num_tokens
-    previous = await _previous(served, body.prompt, context_left // 2 - 1)
-    text = speech.prompt(language, task, previous, times=timed)
-    room = context_left - len(text)
-    generation = work.generation(
-        text,
-        len(medium.pieces),
-        temperature=body.temperature,
-        max_tokens=room,
-        min_tokens=min(1, room),
-        logit_bias=dict.fromkeys(speech.suppressed, _LOWEST) or None,
-    )
-    starts = list(accumulate(piece.seconds_on or 0.0 for piece in medium.pieces))
+        language = await _language(asked)
     codes = {id_: code for code, id_ in speech.languages.items()}
-    seconds = medium.seconds or 0.0
-    reply = TranscriptionReply(
-        generation, body, speech, starts, seconds, task, codes.get(language or -1, "en")
-    )
+    texts = await _texts(asked, language, task)
+    every = range(len(medium.pieces))
+    first = texts.generation(asked, every, body.temperature)
+    log_request(context.config, head.id, first)
+    if body.stream:
+        reply = TranscriptionStream(first, medium.seconds or 0.0)
+        return await respond(request, context, reply, streamed=True)
+    told = Transcript(asked, task, codes.get(language or -1, "en"))
+
+    async def whole() -> Answer:
+        return await told.whole(texts, await written_windows(asked, texts, first))
+
+    return await answer(request, context, whole)
+
+
+async def _dictated(
+    request: Request,
+    body: TranscriptionRequest,
+    context: Context,
+    served: ServedModel,
+    dictation: Dictation,
+    task: str,
+) -> Response:
+    check_dictation(body, task)
+    medium = await _heard(served, _file(body))
+    head = reply_head(request, "trsc", body.request_id, body.model or served.names[0])
+    generation = await dictated(served, dictation, body, medium, head, context)
     log_request(context.config, head.id, generation)
-    return await respond(request, context, reply, streamed=body.stream)
+    seconds = medium.seconds or 0.0
+    if body.stream:
+        reply = TranscriptionStream(generation, seconds)
+        return await respond(request, context, reply, streamed=True)
+    return await answer(request, context, whole_dictation(generation, body, seconds, context))
+
+
+async def _texts(asked: Asked, language: int | None, task: str) -> Texts:
+    served, speech, body = asked.served, asked.speech, asked.body
+    context_left = served.max_model_len - asked.medium.pieces[0].num_tokens
+    previous = await _previous(served, body.prompt, context_left // 2 - 1)
+    timed = body.response_format in TIMED
+    prompt = speech.prompt(language, task, previous, times=timed)
+    rules = SpeechRules(
+        never=list(speech.suppressed),
+        not_first=list(speech.not_first),
+        first_time=speech.without_times + 1 if timed else None,
+        end=speech.end,
+        latest_begin=speech.latest_begin,
+    )
+    return Texts(prompt, rules, context_left - len(prompt))
 
 
 def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Speech:
-    check_ready(served)
     speech = served.text.speech
     if speech is None:
         advice = (
@@ -124,13 +131,9 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
             else "serve one that hears, such as openai/whisper-large-v3-turbo"
         )
         raise RequestError(f"This model writes down no sounds; {advice}.", "model")
-    if not isinstance(body.file, bytes):
-        raise RequestError("The form needs a file in its field `file`.", "file")
+    _file(body)
     if "word" in body.timestamp_granularities:
-        raise RequestError(
-            "Times of words are not told; leave timestamp_granularities out or send `segment`.",
-            "timestamp_granularities",
-        )
+        _check_words(body, speech)
     if body.stream and body.response_format in TIMED:
         raise RequestError(
             f"{body.response_format} is not streamed; send response_format json or text.", "stream"
@@ -138,6 +141,28 @@ def _checked(body: TranscriptionRequest, served: ServedModel, task: str) -> Spee
     if task == "translate" and not speech.languages:
         raise RequestError("This model knows English only, and translates nothing.", "model")
     return speech
+
+
+def _file(body: TranscriptionRequest) -> bytes:
+    if not isinstance(body.file, bytes):
+        raise RequestError("The form needs a file in its field `file`.", "file")
+    return body.file
+
+
+def _check_words(body: TranscriptionRequest, speech: Speech) -> None:
+    reason = None
+    if body.response_format != "verbose_json":
+        reason = "Times of words are told in response_format verbose_json alone"
+    elif not speech.alignment_heads:
+        reason = (
+            "Times of words can't be told: this model's generation_config.json has no "
+            "alignment_heads"
+        )
+    if reason is not None:
+        raise RequestError(
+            f"{reason}; leave timestamp_granularities out or send `segment`.",
+            "timestamp_granularities",
+        )
 
 
 async def _heard(served: ServedModel, file: bytes) -> Medium:
@@ -159,16 +184,11 @@ async def _previous(served: ServedModel, prompt: str, room: int) -> list[int]:
     return ids[-max(1, room) :]
 
 
-async def _language(work: _Work) -> int:
+async def _language(asked: Asked) -> int:
     """What the first window is spoken in, by the most likely token."""
-    known = sorted(work.speech.languages.values())
-    generation = work.generation(
-        [work.speech.start], 1, temperature=0.0, max_tokens=1, allowed_token_ids=known
+    known = sorted(asked.speech.languages.values())
+    generation = asked.generation(
+        [0], [asked.speech.start], None, temperature=0.0, max_tokens=1, allowed_token_ids=known
     )
-    with generation.started():
-        while generation.running:
-            await generation.arrival()
-            for _, output in generation.take():
-                if output.token_ids:
-                    return output.token_ids[0]
-    return known[0]
+    (found,) = await collected(generation, asked.context)
+    return found.token_ids[0]

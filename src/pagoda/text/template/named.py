@@ -46,6 +46,12 @@ _BAILING = _Turns(
 )  # fmt: skip
 _GRANITE = _alike("<|start_of_role|>{role}<|end_of_role|>{text}<|end_of_text|>\n")
 
+_PARTS = (
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{% if part.type == 'audio' %}[BEGIN_AUDIO][AUDIO]"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+)
+
 _FORMATS = {
     "chatml": _alike("<|im_start|>{role}\n{text}<|im_end|>\n"),
     "llama2": _inst("[INST] {system}{text} [/INST]", "{text}</s>", "{text}\n"),
@@ -140,8 +146,14 @@ _FORMATS = {
 NAMED_TEMPLATES = tuple(_FORMATS)
 
 
-def named_template(name: str, *, adds_bos: bool) -> str:
-    """The Jinja source of a format of `NAMED_TEMPLATES`; `adds_bos` as the tokenizer does."""
+def named_template(name: str, *, adds_bos: bool, hears: bool = False) -> str:
+    """The Jinja source of a format of `NAMED_TEMPLATES`; `adds_bos` as the tokenizer does. With
+    `hears` texts may have sounds among them, as Voxtral's."""
+    source = _template(name, adds_bos=adds_bos)
+    return source.replace("{{ message.content }}", _PARTS) if hears else source
+
+
+def _template(name: str, *, adds_bos: bool) -> str:
     turns = _FORMATS[name]
     system = _written(turns.system)
     if "{system}" in turns.user:

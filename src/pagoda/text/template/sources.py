@@ -28,10 +28,12 @@ def template_sources(
     found = _folder_sources(files.folder)
     if not found and (files.folder / TEKKEN).is_file():
         # Mistral publishes none beside it: mistral_common has them in code.
-        settings = read_json(files.folder / TEKKEN).get("config")
+        tekken = read_json(files.folder / TEKKEN)
+        settings = tekken.get("config")
         version = settings.get("version") if isinstance(settings, dict) else None
         name = "mistral-v3-tekken" if version == "v3" else "mistral-v7-tekken"
-        found = {"default": named_template(name, adds_bos=adds_bos)}
+        hears = tekken.get("audio") is not None
+        found = {"default": named_template(name, adds_bos=adds_bos, hears=hears)}
     return found
 
 

@@ -1,4 +1,5 @@
-"""Qwen2-Audio (arXiv 2407.10759): Qwen2 behind Whisper's encoder."""
+"""Dense decoders behind Whisper's encoder: Qwen2-Audio (arXiv 2407.10759) and Voxtral
+(arXiv 2507.13264)."""
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.layers.context import LayerContext
@@ -7,7 +8,7 @@ from pagoda.models.base import CausalLM, Encoders
 from pagoda.models.llama import LlamaLayer
 
 
-class Qwen2Audio(CausalLM):
+class HearingLlama(CausalLM):
     layer_class = LlamaLayer
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
