@@ -16,6 +16,7 @@ from tests.engine.running import run, tokens
 from tests.engine.test_ranks import config_of, expected
 from tests.models import tiny, tiny_gguf
 from tests.models.tiny_adapter import TinyAdapter
+from tests.models.tiny_expert_adapter import TinyExpertAdapter
 
 COUNT = 20
 PROMPT = tiny.random_ids(40, seed=3)
@@ -214,3 +215,26 @@ def salted(req_id: str, adapter: str | None) -> AddRequest:
     made = request(req_id, adapter)
     sampling = msgspec.structs.replace(made.sampling, logprobs=1)
     return msgspec.structs.replace(made, sampling=sampling, cache_salt=req_id)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_experts(named, tmp_path):
+    """In recorded steps; flags that name one make room, and so does --lora-experts."""
+    reference = tiny.make("qwen3_moe", **tiny.QWEN3_MOE)
+    reference.save_pretrained(tmp_path / "model")
+    adapters = [TinyExpertAdapter(reference, seed=seed) for seed in range(2)]
+    paths = [each.save_folded(tmp_path / str(i)) for i, each in enumerate(adapters)]
+    flags = {"lora_modules": (f"a={paths[0]}",)} if named else {"lora_experts": True}
+    config = replace(config_of(tmp_path / "model", dtype="auto"), adapters=AdapterConfig(
+        **{"enable_lora": True, **flags}
+    ))  # fmt: skip
+    core = start_engine(config, lambda message: None)[0]
+    first, second = (load(core, path) for path in paths)
+    names = {"plain": None, "first": first, "second": second}
+    deltas = run(core, *(request(name, adapter) for name, adapter in names.items()))
+    assert tokens(deltas["plain"]) == expected(reference, PROMPT)
+    assert tokens(deltas["first"]) == expected(adapters[0].merged_into(reference), PROMPT)
+    assert tokens(deltas["second"]) == expected(adapters[1].merged_into(reference), PROMPT)
+    assert call(core, "unload_adapter", first).error is None
+    assert tokens(run(core, request("left", second))["left"]) == tokens(deltas["second"])
+    core.shutdown()

@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import torch
 
+from pagoda.kernels import ops
+
 MAX_RANK = 12
 RANKS = (12, 0, 3, 8)
 """Of the slots; the second does nothing to this layer."""
@@ -51,3 +53,36 @@ def expected_of(out: torch.Tensor, case: Case) -> torch.Tensor:
             wide[row, first : first + size] += b.T @ (a @ case.x[row].double())
             first += size
     return wide
+
+
+def expert_adapters(
+    tokens: int, count: int, up: ops.PlainExperts, down: ops.PlainExperts, parts: int = 2
+) -> ops.ExpertAdapters:
+    """Beside `count` experts; some places of each slot do nothing."""
+    tensors = []
+    for experts, shards in ((up, parts), (down, 1)):
+        rows, columns = experts.weight.shape[1:]
+        case = adapter_case(0, columns, (rows // shards,) * shards, torch.float32)
+        places = len(RANKS) * count
+        chosen = torch.arange(places) * 3 % len(RANKS)
+        tensors.append(
+            ops.AdapterTensors(
+                case.a[chosen].contiguous(), case.b[chosen].contiguous(), case.ranks[chosen]
+            )
+        )
+    slots = torch.arange(tokens, dtype=torch.int32) * 3 % (len(RANKS) + 1) - 1
+    return ops.ExpertAdapters(slots, *tensors)
+
+
+def merged(experts: ops.PlainExperts, tensors: ops.AdapterTensors, slot: int) -> ops.PlainExperts:
+    """fp64: the experts that a slot makes of them."""
+    weight = experts.weight.double().clone()
+    shards = tensors.a.shape[1]
+    for expert in range(len(weight) if slot >= 0 else 0):
+        place = slot * len(weight) + expert
+        rank = int(tensors.ranks[place])
+        for shard, rows in enumerate(weight[expert].chunk(shards)):
+            b = tensors.b[place, :rank].double().chunk(shards, dim=1)[shard]
+            rows += b.T @ tensors.a[place, shard, :rank].double()
+    bias = None if experts.bias is None else experts.bias.double()
+    return ops.PlainExperts(weight, bias)

@@ -27,8 +27,10 @@ def _seed():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_rows_gain(ops, shape):
-    case = adapter_case(*shape, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_what_rows_gain(ops, shape, dtype):
+    case = adapter_case(*shape, dtype)
+    case = case._replace(x=case.x.float())
     out = torch.randn(shape[0], sum(shape[2]))
     expected = expected_of(out, case)
     ops.add_adapters(out, *case.operands, case.sizes)

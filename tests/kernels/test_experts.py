@@ -6,6 +6,7 @@ import torch
 
 from pagoda.kernels import ops
 from pagoda.kernels.ref import experts as ref
+from tests.kernels.adapter_cases import expert_adapters, merged
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -115,6 +116,16 @@ def expected_mix(x, ids, weights, up, down, gating, first=0, weighs_inputs=False
     return out
 
 
+def expected_adapted(x, routed, up, down, adapters, *rest) -> np.ndarray:
+    """In fp64, with what each token's adapter makes of the experts."""
+    out = []
+    for row, slot in enumerate(adapters.slots.tolist()):
+        own = (merged(part, x, slot) for part, x in ((up, adapters.up), (down, adapters.down)))
+        here = slice(row, row + 1)
+        out.append(expected_mix(x[here], routed.ids[here], routed.weights[here], *own, *rest))
+    return np.concatenate(out)
+
+
 def random_experts(count: int, hidden: int, size: int, bias: bool):
     up = ops.PlainExperts(
         torch.randn(count, 2 * size, hidden) * hidden**-0.5,
@@ -179,3 +190,17 @@ def test_half_precision_sums_in_fp32():
     assert out.dtype == torch.bfloat16
     expected = expected_mix(x, ids, weights, *half, ops.Gating())
     np.testing.assert_allclose(out.float().numpy(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+def test_reference_mix_with_adapters(gating):
+    torch.manual_seed(2)
+    up, down = random_experts(6, 24, 10, bias=True)
+    x = torch.randn(9, 24) * 2
+    routed = ref.route(torch.randn(9, 12), 3, "topk_softmax", False)
+    adapters = expert_adapters(9, 6, up, down)
+    for first, inputs in ((0, False), (3, True)):
+        rest = (GATINGS[gating], first)
+        out = ops.mix_experts(x, routed, up, down, *rest, weighs_inputs=inputs, adapters=adapters)
+        expected = expected_adapted(x, routed, up, down, adapters, *rest, inputs)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-4, atol=1e-4)

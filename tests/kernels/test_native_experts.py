@@ -7,11 +7,13 @@ import torch
 from pagoda.kernels import cpu, ops
 from pagoda.kernels.ref import experts as ref
 from tests.kernels import packed
+from tests.kernels.adapter_cases import expert_adapters
 from tests.kernels.packed import _native
 from tests.kernels.test_experts import (
     GATINGS,
     check_corrected_route,
     check_route,
+    expected_adapted,
     expected_mix,
     expected_of_one_matrix,
     random_experts,
@@ -121,6 +123,40 @@ def test_other_ranks_experts_add_nothing(native):
         out = ops.mix_experts(x, ops.Routed(ids, weights), *halves, ops.Gating(), first)
         expected = expected_mix(x, ids, weights, up, down, ops.Gating(), first)
         np.testing.assert_allclose(out.numpy(), expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("gating", GATINGS)
+@pytest.mark.parametrize("tokens", [1, 9, 260])  # the last in two rounds
+def test_adapters_beside_experts(native, gating, tokens):
+    torch.manual_seed(tokens)
+    up, down = random_experts(5, 33, 21, bias=True)
+    x = torch.randn(tokens, 33) * 2
+    routed = ref.route(torch.randn(tokens, 7), 3, "topk_softmax", False)
+    adapters = expert_adapters(tokens, 5, up, down)
+    packed = pack(up.weight, 2, up.bias), pack(down.weight, 1, down.bias)
+    for first, inputs in ((0, False), (2, True)):
+        rest = (GATINGS[gating], first)
+        out = ops.mix_experts(x, routed, *packed, *rest, weighs_inputs=inputs, adapters=adapters)
+        expected = expected_adapted(x, routed, up, down, adapters, *rest, inputs)
+        np.testing.assert_allclose(out.numpy(), expected, rtol=1e-4, atol=1e-4)
+        few = slice(tokens // 2, tokens // 2 + 1)
+        own = ops.Routed(routed.ids[few], routed.weights[few])
+        slots = adapters._replace(slots=adapters.slots[few])
+        alone = ops.mix_experts(x[few], own, *packed, *rest, weighs_inputs=inputs, adapters=slots)
+        assert torch.equal(alone, out[few])
+
+
+def test_tokens_without_an_adapter_keep_their_bits(native):
+    torch.manual_seed(4)
+    up, down = random_experts(5, 33, 21, bias=False)
+    x, routed = torch.randn(20, 33), ref.route(torch.randn(20, 5), 2, "softmax", True)
+    packed = pack(up.weight, 2, None), pack(down.weight, 1, None)
+    adapters = expert_adapters(20, 5, up, down)
+    without = ops.mix_experts(x, routed, *packed, ops.Gating())
+    out = ops.mix_experts(x, routed, *packed, ops.Gating(), adapters=adapters)
+    still = adapters.slots < 0
+    assert torch.equal(out[still], without[still])
+    assert not torch.equal(out[~still], without[~still])
 
 
 class Quantized:

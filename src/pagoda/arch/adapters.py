@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pagoda.arch.spec import ModelSpec, WeightRule
@@ -42,9 +42,53 @@ _TURNED_BY_CONVERTER = frozenset(
         "GraniteMoeHybridForCausalLM", "Mistral3ForConditionalGeneration", "Ministral3ForCausalLM",
     )
 )  # fmt: skip
+# In memory, where rows of gate and up take turns.
+_INTERLEAVED = frozenset(("GptOssForCausalLM",))
+_PARTS = {
+    "gate_proj": ("gate",), "up_proj": ("up",), "down_proj": ("down",), "w1": ("gate",),
+    "w3": ("up",), "w2": ("down",), "gate_up_proj": ("gate", "up"), "gate": ("gate",),
+    "up": ("up",), "down": ("down",), "gate_up": ("gate", "up"),
+}  # fmt: skip
+_EXPERTS = r"(?:.*\.)?layers\.(?P<layer>\d+)\.(?:.+\.)?experts\."
+# Of all experts or of one: as transformers has them, as Unsloth takes gpt-oss apart, as llama.cpp.
+_OF_EXPERTS = tuple(
+    map(
+        re.compile,
+        (
+            _EXPERTS + r"(?:(?P<expert>\d+)\.)?(?P<part>\w+)",
+            _EXPERTS + r"(?P<part>\w+)s\.(?P<expert>\d+)",
+            r"blk\.(?P<layer>\d+)\.ffn_(?P<part>\w+)_exps",
+        ),
+    )
+)
+_LAYER = re.compile(r"(?:^|\.)(?:layers|blk)\.(\d+)\.")
 _OF_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
 _TOWER = re.compile(r"\b(vision|visual|vision_tower|vision_model)\b|^(v|mm)\.")
 _TABLES = re.compile(r"(.*\.)?(embed_tokens|lm_head|token_embd|output)")
+
+
+@dataclass(frozen=True)
+class ExpertModule:
+    """What a module of an adapter stands beside in a mixture of experts."""
+
+    layer: int
+    """Its number in the checkpoint."""
+    parts: tuple[str, ...]
+    """`gate`, `up` or `down`, or gate and up in one."""
+    expert: int | None
+    """None for all of them."""
+
+
+def expert_module(name: str) -> ExpertModule | None:
+    """None for a module that is no expert's, or is called as none is."""
+    for pattern in _OF_EXPERTS:
+        found = pattern.fullmatch(name)
+        if found is not None and found["part"] in _PARTS:
+            expert = found.groupdict().get("expert")
+            return ExpertModule(
+                int(found["layer"]), _PARTS[found["part"]], None if expert is None else int(expert)
+            )
+    return None
 
 
 class AdaptedWeights:
@@ -64,15 +108,26 @@ class AdaptedWeights:
             for rule in rules
             for source in rule.sources
         }
+        self._mixtures = {
+            int(found[1]): rule.param.removesuffix(".down.weight")
+            for rule in rules
+            if rule.experts is not None and rule.param.endswith(".down.weight")
+            if (found := _LAYER.search(rule.sources[0])) is not None
+        }
+
+    def mixture(self, module: ExpertModule, kind: Literal["peft", "gguf"]) -> str | None:
+        """Where the model has the module's experts; None where it has none. Raises as `find`."""
+        self._check(kind)
+        return self._mixtures.get(module.layer)
+
+    def interleaves(self, kind: Literal["peft", "gguf"]) -> bool:
+        """Whether rows of gate and up take turns where a module has both."""
+        return kind == "peft" and self._spec.architecture in _INTERLEAVED
 
     def find(self, module: str, kind: Literal["peft", "gguf"]) -> tuple[str, WeightRule]:
         """The module's weight in the checkpoint, and the rule by which its rows become those of a
         layer; UnsupportedModelError where adapters are not applied."""
-        if kind == "gguf" and not self._of_gguf:
-            raise UnsupportedModelError(
-                "An adapter in a GGUF goes with a model in a GGUF; take the adapter as peft saved "
-                "it, or the model's GGUF."
-            )
+        self._check(kind)
         turned = kind == "peft" and self._of_gguf
         key = None if _TOWER.search(module) else _key(module)
         if key is not None and turned:
@@ -84,10 +139,20 @@ class AdaptedWeights:
             rule = replace(rule, unpermute=(), turning=None)
         return source, rule
 
+    def _check(self, kind: Literal["peft", "gguf"]) -> None:
+        if kind == "gguf" and not self._of_gguf:
+            raise UnsupportedModelError(
+                "An adapter in a GGUF goes with a model in a GGUF; take the adapter as peft saved "
+                "it, or the model's GGUF."
+            )
+
     def _refusal(self, module: str, rule: WeightRule | None) -> str:
         shown = ascii(module)[1:-1]
         if rule is not None and rule.experts is not None or ".experts." in module:
-            return f"Its module {shown} is an expert's, where no adapters are served; {_MERGE}."
+            return (
+                f"Its module {shown} is an expert's, and none of {self._spec.architecture} that "
+                f"takes adapters; {_MERGE}."
+            )
         if _TABLES.fullmatch(module):
             return (
                 f"Its module {shown} is the table of tokens or the output head, where no adapters "

@@ -52,6 +52,17 @@ class AdapterConfig(Options):
         parse=_number,
         bounds=(1, 4096),
     )
+    lora_dtype: str = option(
+        "auto",
+        "Type of the adapters' numbers in memory: `auto` is that of activations, float32 on a CPU. "
+        "bfloat16 halves their memory, and what a step reads of them.",
+        choices=("auto", "float16", "bfloat16", "float32"),
+    )
+    lora_experts: bool = option(
+        False,
+        "Keep room beside the experts of mixtures, too, for adapters that are loaded while the "
+        "server runs; those that flags name imply it where they have some.",
+    )
     lora: tuple[str, ...] = option(
         (),
         "Adapters that apply to every request to the model: llama.cpp's GGUF files, or folders of "

@@ -249,8 +249,6 @@ _ADAPTERS = (
                 has=("pagoda.models.adapters",), lacks=("lora_target",))),
     Compat("--lora-extra-vocab-size", "v", "later",
            Fact("adapters bring no tokens of their own", lacks=("extra_vocab",))),
-    Compat("--lora-dtype", "v", "none",
-           Fact("adapters are kept in the type of activations", has=("pagoda.layers.adapters",))),
     Compat("--enable-lora-bias", "-", "refused",
            Fact("no biases of adapters are served; merge one into the checkpoint",
                 lacks=("lora_bias",))),

@@ -13,6 +13,7 @@ from pagoda.kernels import cpu, packing
 from pagoda.kernels.cpu import experts as packed_experts
 from pagoda.kernels.cpu import heads as packed_heads
 from pagoda.kernels.protocol import Ops
+from pagoda.kernels.ref import adapters as low_rank
 from pagoda.kernels.ref import convolution, delta_net, embedding, experts, heads, linear
 from pagoda.kernels.ref import draw as drawing
 from pagoda.kernels.ref.dequant import formats as dequant
@@ -109,6 +110,8 @@ Correction = experts.Correction
 Gating = experts.Gating
 PlainExperts = experts.PlainExperts
 PackedExperts = packed_experts.PackedExperts
+AdapterTensors = low_rank.AdapterTensors
+ExpertAdapters = low_rank.ExpertAdapters
 packed_experts_matrix = packing.packed_experts_matrix
 load_packed_expert = packing.load_packed_expert
 
@@ -123,9 +126,11 @@ def mix_experts(
     *,
     weighs_inputs: bool = False,
     beside: Beside | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """The sum over each token's experts of weight * down(gated(up(x))), and of what is `beside`
-    them, in x's shape and dtype.
+    them, in x's shape and dtype. To the products of up and of down `adapters` add what
+    `add_adapters` adds.
 
     x [tokens, hidden]; `routed` as `route` returns it. `up` and `down` hold the experts from
     `first` on, whose matrices have the rows (gate, then up) and hidden; experts that they do not
@@ -135,13 +140,13 @@ def mix_experts(
     if (not x.is_cpu and declines(x) is None) or packing.on_gpu(down):
         from pagoda.kernels.triton.products import experts as gpu_experts
 
-        return gpu_experts.mix(x, routed, up, down, gating, first, weighs_inputs, beside)
+        return gpu_experts.mix(x, routed, up, down, gating, first, weighs_inputs, beside, adapters)
     kinds = packed_experts.PackedExperts, experts.PlainExperts
     if isinstance(up, kinds[0]) and isinstance(down, kinds[0]):
-        mixed = packed_experts.mix(x, routed, up, down, gating, first, weighs_inputs)
+        mixed = packed_experts.mix(x, routed, up, down, gating, first, weighs_inputs, adapters)
     else:
         assert isinstance(up, kinds[1]) and isinstance(down, kinds[1])
-        mixed = experts.mix(x, routed, up, down, gating, first, weighs_inputs)
+        mixed = experts.mix(x, routed, up, down, gating, first, weighs_inputs, adapters)
     return mixed if beside is None else add_gated(mixed, *beside)
 
 

@@ -28,10 +28,13 @@ class ShardAdapter(NamedTuple):
     """fp32 [rank, this rank's columns]."""
     b: torch.Tensor
     """fp32 [this rank's rows of the shard, rank], scaled."""
+    expert: int = 0
+    """Among those that this rank holds; 0 in a layer without experts."""
 
 
 class AdapterRoom:
-    """Slots for the adapters of one linear layer. A slot is empty until it is filled."""
+    """Slots for the adapters of one linear layer, or of a layer of each of `experts`. A slot is
+    empty until it is filled."""
 
     def __init__(
         self,
@@ -42,31 +45,55 @@ class AdapterRoom:
         sizes: tuple[int, ...],
         dtype: torch.dtype,
         device: str,
+        experts: int = 1,
     ):
         self._step = step
         self._sizes = sizes
-        shape = (num_slots, len(sizes), max_rank, columns)
+        self._experts = experts
+        places = num_slots * experts
+        # Pages of slots that nothing was loaded into are never touched, and take no memory then.
+        shape = (places, len(sizes), max_rank, columns)
         self._a = torch.zeros(shape, dtype=dtype, device=device)
-        self._b = torch.zeros((num_slots, max_rank, sum(sizes)), dtype=dtype, device=device)
-        self._ranks = torch.zeros(num_slots, dtype=torch.int32, device=device)
+        self._b = torch.zeros((places, max_rank, sum(sizes)), dtype=dtype, device=device)
+        self._ranks = torch.zeros(places, dtype=torch.int32, device=device)
 
     def fill(self, slot: int, parts: Sequence[ShardAdapter]) -> None:
         """Replace what the slot holds; without parts it changes nothing in this layer."""
-        self._a[slot].zero_()
-        self._b[slot].zero_()
-        for shard, first, a, b in parts:
+        begin = slot * self._experts
+        ranks = [0] * self._experts
+        used = self._ranks[begin : begin + self._experts].tolist()
+        for place, rank in enumerate(used, begin):
+            if rank:
+                self._a[place].zero_()
+                self._b[place].zero_()
+        for shard, first, a, b, expert in parts:
             start, last = sum(self._sizes[:shard]), first + len(a)
-            self._a[slot, shard, first:last].copy_(a)
-            self._b[slot, first:last, start : start + self._sizes[shard]].copy_(b.t())
-        self._ranks[slot] = max((part.first + len(part.a) for part in parts), default=0)
+            self._a[begin + expert, shard, first:last].copy_(a)
+            self._b[begin + expert, first:last, start : start + self._sizes[shard]].copy_(b.t())
+            ranks[expert] = max(ranks[expert], last)
+        self._ranks[begin : begin + self._experts] = torch.tensor(ranks, dtype=torch.int32)
 
     def add(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """To out [tokens, all sizes], in place, what the tokens' adapters make of x [tokens,
         columns]."""
         slots = self._step.slots
         if slots is not None:
-            ops.add_adapters(out, x, self._a, self._b, self._ranks, slots, self._sizes)
+            ops.add_adapters(out, x, *self.tensors, slots, self._sizes)
+
+    @property
+    def tensors(self) -> ops.AdapterTensors:
+        """What all slots hold: `experts` places of each."""
+        return ops.AdapterTensors(self._a, self._b, self._ranks)
 
     @property
     def nbytes(self) -> int:
         return self._a.nbytes + self._b.nbytes + self._ranks.nbytes
+
+
+def beside_experts(
+    step: StepAdapters, up: AdapterRoom | None, down: AdapterRoom | None
+) -> ops.ExpertAdapters | None:
+    """What a mixture takes of a step's adapters; None where they add nothing."""
+    if step.slots is None or up is None or down is None:
+        return None
+    return ops.ExpertAdapters(step.slots, up.tensors, down.tensors)

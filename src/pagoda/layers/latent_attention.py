@@ -28,7 +28,7 @@ class HeadMatrices(ExpertMatrices):
         context = self._context
         packed = context.packed and context.device == "cpu"
         self.format = expert_format(
-            self._sizes, storages, context.dtype, context.device, packed=packed
+            self.sizes, storages, context.dtype, context.device, packed=packed
         )
 
     def forward(

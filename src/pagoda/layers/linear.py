@@ -113,13 +113,12 @@ class Linear(WeightedLayer):
         if self.host is not None:
             self.format = self.host.keep(self.format)
 
-    def make_room(self, num_slots: int, max_rank: int) -> None:
-        """Let so many adapters be loaded beside the weight."""
+    def make_room(self, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
+        """Let so many adapters be loaded beside the weight, as numbers of `dtype`."""
         context = self._context
         self.adapters = AdapterRoom(
-            context.adapters, num_slots, max_rank, self._width, self.sizes, context.dtype,
-            context.device,
-        )  # fmt: skip
+            context.adapters, num_slots, max_rank, self._width, self.sizes, dtype, context.device
+        )
 
     def _applied(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = self.resident.apply(x, bias)

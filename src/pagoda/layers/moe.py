@@ -9,6 +9,7 @@ from torch import nn
 
 from pagoda.arch.spec import LayerSpec, MlpSpec, MoeSpec
 from pagoda.kernels import ops
+from pagoda.layers.adapters import AdapterRoom, beside_experts
 from pagoda.layers.context import LayerContext
 from pagoda.layers.linear import ExactLinear, Shard
 from pagoda.layers.loading import LoadTarget, WeightedLayer, load_vector
@@ -42,12 +43,14 @@ class ExpertMatrices(WeightedLayer):
     format: ExpertFormat
     keep: Callable[[PackedExpertFormat], None] | None = None
     """Where they go from `finalize` on, if that is a file."""
+    adapters: AdapterRoom | None = None
+    """Where adapters add to the products."""
 
     def __init__(self, context: LayerContext, held: slice, sizes: ExpertSizes, bias: bool):
         super().__init__()
         self._context = context
         self._held = held
-        self._sizes = sizes
+        self.sizes = sizes
         self.bias: torch.Tensor | None = None
         if bias:
             shape = (sizes.count, sizes.parts * sizes.rows)
@@ -58,7 +61,7 @@ class ExpertMatrices(WeightedLayer):
         return ("weight",) if self.bias is None else ("weight", "bias")
 
     def targets(self, param: str) -> tuple[LoadTarget, ...]:
-        count, parts, rows, columns = self._sizes
+        count, parts, rows, columns = self.sizes
         if param == "bias":
             assert self.bias is not None  # `params` lists it only then
             vectors = self.bias.view(count * parts, rows).unbind()
@@ -75,7 +78,7 @@ class ExpertMatrices(WeightedLayer):
     def create(self, storages: tuple[str, ...]) -> None:
         context = self._context
         self.format = expert_format(
-            self._sizes, storages, context.dtype, context.device, packed=context.packed
+            self.sizes, storages, context.dtype, context.device, packed=context.packed
         )
 
     def _load(self, shard: int, source: ShardSource) -> None:
@@ -89,6 +92,14 @@ class ExpertMatrices(WeightedLayer):
             assert isinstance(self.format, PackedExpertFormat)
             self.keep(self.format)
 
+    def make_room(self, num_slots: int, max_rank: int, dtype: torch.dtype) -> None:
+        """As `Linear.make_room`."""
+        context, (count, parts, rows, columns) = self._context, self.sizes
+        self.adapters = AdapterRoom(
+            context.adapters, num_slots, max_rank, columns, (rows,) * parts, dtype, context.device,
+            count,
+        )  # fmt: skip
+
     @property
     def nbytes(self) -> int:
         return self.format.nbytes + (0 if self.bias is None else self.bias.nbytes)
@@ -101,6 +112,7 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.spec = spec
         self._parallel = context.parallel
+        self._adapters = context.adapters
         self.held = held = context.parallel.share(spec.num_experts, "experts")
         count, size = held.stop - held.start, spec.intermediate_size
         self.router = Router(context, spec, hidden_size)
@@ -138,7 +150,8 @@ class MixtureOfExperts(nn.Module):
         if added is not None:
             correction = ops.Correction(added, spec.groups, spec.top_groups, spec.group_best)
         routed = ops.route(chosen, spec.top_k, spec.scoring, spec.renormalize, scales, correction)
-        form = ops.mix_experts
+        adapters = beside_experts(self._adapters, self.gate_up.adapters, self.down.adapters)
+        form = partial(ops.mix_experts, adapters=adapters)
         if spec.shared is not None:
             # Its part is added before the ranks' parts add up: one exchange for both.
             shared = ops.Beside(self.shared.partial(x), gate if spec.shared.gated else None)

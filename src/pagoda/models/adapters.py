@@ -9,15 +9,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pagoda.arch.adapters import AdaptedWeights
+from pagoda.arch.adapters import AdaptedWeights, expert_module
 from pagoda.arch.spec import WeightRule
 from pagoda.base.errors import CheckpointError, ConfigError, UnsupportedModelError
-from pagoda.kernels import ops
 from pagoda.layers.adapters import ShardAdapter
 from pagoda.layers.linear import Linear
-from pagoda.layers.moe import Router
+from pagoda.layers.moe import ExpertMatrices, MixtureOfExperts, Router
 from pagoda.models.base import Model
+from pagoda.models.expert_adapters import AdaptedExperts, decoded, turned_around
 from pagoda.models.pieces import pieces
+from pagoda.planner.resolved import ResolvedAdapters
 from pagoda.weights.adapters import AdaptedModule, AdapterFiles
 from pagoda.weights.checkpoint import TensorInfo
 
@@ -26,22 +27,31 @@ Scaled = tuple[AdapterFiles, float]
 
 
 class ModelAdapters:
-    """Slots beside each linear layer of the language model, routers, draft heads and output heads
-    left out. A slot holds an adapter, or several whose sum is one: their ranks add up."""
+    """Slots beside each linear layer of the language model, and beside the experts' where the room
+    has them; routers, draft heads and output heads are left out. A slot holds an adapter, or
+    several whose sum is one: their ranks add up."""
 
-    def __init__(self, model: Model, num_slots: int, max_rank: int, *, of_gguf: bool):
+    def __init__(self, model: Model, room: ResolvedAdapters, *, of_gguf: bool):
         """Takes the memory of all slots. `of_gguf`: as `AdaptedWeights` has it."""
-        self.max_rank = max_rank
+        self._room = room
         self._weights = AdaptedWeights(model.spec, of_gguf)
+        layers = {path: x for path, x in model.named_modules() if path.startswith("layers.")}
         self._layers: dict[str, Linear] = {
             f"{path}.weight": layer
-            for path, layer in model.named_modules()
-            if path.startswith("layers.")
-            and isinstance(layer, Linear)
-            and not isinstance(layer, Router)
+            for path, layer in layers.items()
+            if isinstance(layer, Linear) and not isinstance(layer, Router)
         }
-        for layer in self._layers.values():
-            layer.make_room(num_slots, max_rank)
+        self._mixtures: dict[str, MixtureOfExperts] = {
+            path: layer
+            for path, layer in layers.items()
+            if room.experts and isinstance(layer, MixtureOfExperts)
+        }
+        self._adapted: dict[str, Linear | ExpertMatrices] = dict(self._layers)
+        for path, mixture in self._mixtures.items():
+            self._adapted[f"{path}.gate_up.weight"] = mixture.gate_up
+            self._adapted[f"{path}.down.weight"] = mixture.down
+        for layer in self._adapted.values():
+            layer.make_room(room.slots, room.max_rank, getattr(torch, room.dtype))
 
     @torch.inference_mode()
     def load(self, slot: int, adapters: Sequence[Scaled]) -> None:
@@ -52,7 +62,7 @@ class ModelAdapters:
         for files, scale in adapters:
             for param, found in self._parts(files, scale, parts).items():
                 parts[param] += found
-        for param, layer in self._layers.items():
+        for param, layer in self._adapted.items():
             assert layer.adapters is not None
             layer.adapters.fill(slot, parts[param])
 
@@ -71,16 +81,27 @@ class ModelAdapters:
             taken = before.get(each.param, ())
             first = max((part.first + len(part.a) for part in taken), default=0)
             rank = first + each.module.rank
-            if rank > self.max_rank:
+            if rank > self._room.max_rank:
                 raise ConfigError(
-                    f"The adapter {files.path} needs a rank of {rank}, and {self.max_rank} is the "
-                    f"most; start the server with --max-lora-rank {rank}."
+                    f"The adapter {files.path} needs a rank of {rank}, and {self._room.max_rank} "
+                    f"is the most; start the server with --max-lora-rank {rank}."
                 )
             found[each.param] += each.shards(files, scale, first)
+            places = {(part.shard, part.expert) for part in found[each.param]}
+            if len(places) < len(found[each.param]):
+                raise CheckpointError(
+                    f"The adapter {files.path} has two modules for one weight, the second being "
+                    f"{ascii(each.name)[1:-1]}."
+                )
         return found
 
-    def _modules(self, files: AdapterFiles) -> Iterator["_Adapted"]:
+    def _modules(self, files: AdapterFiles) -> Iterator["_Adapted | AdaptedExperts"]:
+        experts = list(self._of_experts(files))
+        yield from turned_around(files, experts)
+        done = {each.name for each in experts}
         for name, module in files.modules.items():
+            if name in done:
+                continue
             source, rule = self._weights.find(name, files.kind)
             layer = self._layers.get(rule.param)
             if layer is None:
@@ -89,6 +110,20 @@ class ModelAdapters:
                     "served; merge the adapter into the checkpoint and serve that."
                 )
             yield _Adapted(name, module, source, rule, layer)
+
+    def _of_experts(self, files: AdapterFiles) -> Iterator[AdaptedExperts]:
+        for name, module in files.modules.items():
+            place = expert_module(name)
+            path = None if place is None else self._weights.mixture(place, files.kind)
+            if place is None or path is None:
+                continue
+            if path not in self._mixtures:
+                raise UnsupportedModelError(
+                    f"Its module {ascii(name)[1:-1]} is an expert's, and there is no room for "
+                    "those; start the server with --lora-experts."
+                )
+            interleaved = self._weights.interleaves(files.kind)
+            yield AdaptedExperts(name, module, place, path, self._mixtures[path], interleaved)
 
 
 @dataclass(frozen=True)
@@ -108,7 +143,7 @@ class _Adapted:
 
     def shards(self, files: AdapterFiles, scale: float, first: int) -> Iterator[ShardAdapter]:
         """For each matrix of the layer that the weight has rows of, this rank's part."""
-        a, b = (_decoded(files, info) for info in (self.module.a, self.module.b))
+        a, b = (decoded(files, info) for info in (self.module.a, self.module.b))
         rows = _Matrix(b * (scale * self.module.scale))
         targets = self.layer.targets("weight")
         for index, (piece, target) in enumerate(
@@ -150,14 +185,3 @@ class _Matrix:
 
     def close(self) -> None:
         """There is no file."""
-
-
-def _decoded(files: AdapterFiles, info: TensorInfo) -> torch.Tensor:
-    """fp32, of the tensor's shape."""
-    raw = torch.from_numpy(files.checkpoint.read(info.name).copy())
-    out = ops.dequantize(raw, info.type)
-    if not out.isfinite().all():
-        raise CheckpointError(
-            f"The adapter {files.path} has numbers in {info.name} that are not finite."
-        )
-    return out

@@ -15,7 +15,7 @@ from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
-from pagoda.planner.adapters import adapter_bytes, resolve_adapters
+from pagoda.planner.adapters import adapter_bytes, expert_activations, resolve_adapters
 from pagoda.planner.attention import AttentionChoice, choose_attention
 from pagoda.planner.captured import CapturedSize
 from pagoda.planner.devices.gpus import likest_gpu
@@ -152,7 +152,7 @@ def resolve(
         device,
         _resolve_media(config, spec, scheduler, reasons),
         resolve_speculation(config, spec, device.device, reasons),
-        resolve_adapters(config.adapters, spec, reasons),
+        resolve_adapters(config.adapters, spec, dtype, reasons),
     )
     held = _held(chosen, spec, tensors, facts)
     plan = _empty_plan(chosen, spec, held, facts, attention.layout)
@@ -430,6 +430,9 @@ def _empty_plan(
         activations += encoder_bytes(spec.vision, spec.hidden_size, width, most)
     if spec.audio is not None:
         activations += hearing_bytes(spec.audio, spec.hidden_size, memory.DTYPE_BYTES[dtype])
+    if facts.device != "cpu":
+        tokens = scheduler.max_num_batched_tokens
+        activations += expert_activations(spec, config.adapters, tokens)
     return MemoryPlan(
         weights=round(sum(part.nbytes for part in held)),
         activations=activations,
@@ -437,8 +440,6 @@ def _empty_plan(
         groups=tuple(kv_groups(own, layout, config.cache.kv_cache_dtype)),
         max_chunk=scheduler.max_num_batched_tokens,
         position_bytes=memory.position_bytes(own),
-        adapters=adapter_bytes(
-            spec, config.adapters, memory.DTYPE_BYTES[dtype], config.parallel.tensor_parallel_size
-        ),
+        adapters=adapter_bytes(spec, config.adapters, config.parallel.tensor_parallel_size),
         on_host=facts.device == "cpu",
     )

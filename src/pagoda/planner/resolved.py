@@ -101,6 +101,10 @@ class ResolvedAdapters:
     slots: int = 0
     """Adapters that may be loaded at once; 0: none."""
     max_rank: int = 0
+    dtype: DType = "float32"
+    """The type of their numbers."""
+    experts: bool = False
+    """Beside the experts of mixtures, too."""
 
 
 NO_ADAPTERS = ResolvedAdapters()

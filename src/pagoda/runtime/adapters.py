@@ -20,7 +20,7 @@ def make_adapters(
     """Empty slots beside the model's layers; None where none were asked for."""
     if not room.slots:
         return None
-    return ResidentAdapters(ModelAdapters(model, room.slots, room.max_rank, of_gguf=of_gguf))
+    return ResidentAdapters(ModelAdapters(model, room, of_gguf=of_gguf))
 
 
 class ResidentAdapters:

@@ -5,9 +5,10 @@ Formats: huggingface/peft, docs "checkpoint format" (`adapter_config.json` and
 """
 
 import hashlib
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +32,6 @@ _REFUSED = {
     "fan_in_fan_out": "transposed weights",
     "modules_to_save": "whole modules (modules_to_save)",
     "trainable_token_indices": "trained tokens",
-    "target_parameters": "adapters on experts (target_parameters)",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activation by tokens (aLoRA)",
     "use_qalora": "QALoRA",
@@ -43,22 +43,28 @@ _REFUSED = {
 # Ways to begin that take from the model's weights what they put into the adapter; peft can save
 # such an adapter for the model as it was, and then calls it another.
 _CHANGES_MODEL = ("pissa", "olora", "corda", "loftq", "lora_ga")
-_PATTERN = re.compile(r"\^?[\w.-]+", re.ASCII)
+_PATTERN = re.compile(r"(\^|\.\*\\\.)?[\w.-]+", re.ASCII)
+_WRAPPED = re.compile(r"(.*?)((?:\.base_layer)*)")
+# Parameters of all experts, in the order in which transformers' modules have them.
+_PARAMETERS = ("gate_proj", "gate_up_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """B(A x) beside one linear layer of the checkpoint."""
+    """B(A x) beside one linear layer of the checkpoint, or beside that of each expert."""
 
     a: TensorInfo
-    """[rank, in]."""
+    """[rank, in]; of all experts [experts, rank, in], or as `experts` says."""
     b: TensorInfo
-    """[out, rank]."""
+    """[out, rank]; of all experts [experts, out, rank], or as `experts` says."""
     scale: float
+    experts: int = 0
+    """peft folds experts into the rank: A is [experts * rank, in] then, and B [out, rank *
+    experts]. 0 where nothing is folded."""
 
     @property
     def rank(self) -> int:
-        return self.a.shape[0]
+        return self.a.shape[-2] // (self.experts or 1)
 
 
 @dataclass(frozen=True)
@@ -132,11 +138,59 @@ def _open_peft(folder: Path) -> AdapterFiles:
     config = read_json(folder / CONFIG_NAME)
     _check_config(folder, config)
     checkpoint = SafetensorsCheckpoint(folder / WEIGHTS_NAME)
-    modules = {
-        name.removeprefix(_PREFIX): AdaptedModule(a, b, _scale(folder, config, name, a.shape[0]))
+    pairs = {
+        name.removeprefix(_PREFIX): (a, b)
         for name, a, b in _pairs(folder, checkpoint, ".lora_A.weight", ".lora_B.weight")
     }
+    modules = {}
+    for name, (a, b) in pairs.items():
+        parameter = _parameter(folder, config, name, pairs)
+        if parameter is None:
+            rank = a.shape[0]
+            modules[name] = AdaptedModule(a, b, _scale(folder, config, name, rank))
+            continue
+        rank = _rank(folder, config, parameter)
+        experts, rest = divmod(a.shape[0], rank)
+        if rest:
+            raise CheckpointError(
+                f"The adapter {folder} has {ascii(parameter)[1:-1]} with A {list(a.shape)}, whose "
+                f"rows are those of no number of experts with the rank {rank}."
+            )
+        scale = _scale(folder, config, parameter, rank)
+        modules[parameter] = AdaptedModule(a, b, scale, experts)
     return AdapterFiles(folder, "peft", checkpoint, modules)
+
+
+def _parameter(
+    folder: Path, config: Mapping[str, Any], name: str, pairs: Collection[str]
+) -> str | None:
+    """The parameter of all experts that a pair of tensors stands beside, None where it is a linear
+    layer's. The first one that a module has is wrapped first, and `.base_layer` comes from every
+    further one (peft, tuners/lora/layer.py, ParamWrapper)."""
+    found = _WRAPPED.fullmatch(name)
+    assert found is not None  # it matches everything
+    module, depth = found[1], found[2].count(".base_layer")
+    if _last(module) != "experts":  # a bare `down_proj` is meant for any module that has it
+        return None
+    targets = config.get("target_parameters") or []
+    if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+        raise CheckpointError(f"{folder / CONFIG_NAME}: target_parameters is no list of names.")
+    ends = {_last(each) for each in targets if _names(each, f"{module}.{_last(each)}")}
+    if not ends:
+        return None
+    own = [each for each in _PARAMETERS if each in ends]
+    levels = next(n for n in itertools.count() if module + ".base_layer" * n not in pairs)
+    if len(own) != len(ends) or levels != len(ends):
+        raise UnsupportedModelError(
+            f"The adapter {folder} has {ascii(module)[1:-1]} with {levels} of the parameters "
+            f"{', '.join(sorted(ends))}; all of them, and of {', '.join(_PARAMETERS)} alone, are "
+            f"what is served; {_MERGED}."
+        )
+    return f"{module}.{own[-1 - depth]}"
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -160,24 +214,36 @@ def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 def _scale(folder: Path, config: Mapping[str, Any], name: str, rank: int) -> float:
     """lora_alpha / r, or with rsLoRA (arXiv 2312.03732) lora_alpha / sqrt(r)."""
-    alpha = config.get("lora_alpha", 8)
-    patterns = config.get("alpha_pattern") or {}
-    if not isinstance(patterns, dict):
-        raise CheckpointError(f"{folder / CONFIG_NAME}: alpha_pattern is no object.")
-    for pattern, value in patterns.items():
-        if not _PATTERN.fullmatch(pattern):
-            raise UnsupportedModelError(
-                f"{folder / CONFIG_NAME}: alpha_pattern has {ascii(pattern)}, and names of modules "
-                "are what is read there; write one entry for each."
-            )
-        if _names(pattern, name.removeprefix(_PREFIX)):
-            alpha = value
-            break
+    alpha = _of_module(folder, config, "alpha_pattern", name, config.get("lora_alpha", 8))
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise CheckpointError(
             f"{folder / CONFIG_NAME}: lora_alpha is {alpha!r}, which is no number."
         )
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _rank(folder: Path, config: Mapping[str, Any], name: str) -> int:
+    """What the configuration says."""
+    rank = _of_module(folder, config, "rank_pattern", name, config.get("r", 8))
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise CheckpointError(f"{folder / CONFIG_NAME}: r is {rank!r}, which is no rank.")
+    return rank
+
+
+def _of_module(folder: Path, config: Mapping[str, Any], key: str, name: str, usual: Any) -> Any:
+    """What one of peft's patterns says of a module; `usual` where none does."""
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"{folder / CONFIG_NAME}: {key} is no object.")
+    for pattern, value in patterns.items():
+        if not _PATTERN.fullmatch(pattern):
+            raise UnsupportedModelError(
+                f"{folder / CONFIG_NAME}: {key} has {ascii(pattern)}, and names of modules are "
+                "what is read there; write one entry for each."
+            )
+        if _names(pattern.removeprefix(".*\\."), name):
+            return value
+    return usual
 
 
 def _names(pattern: str, module: str) -> bool:
@@ -204,7 +270,7 @@ def _open_gguf(path: Path) -> AdapterFiles:
     alpha = metadata.get("adapter.lora.alpha", 0.0)
     modules = {
         # Without an alpha llama.cpp scales nothing.
-        name.removesuffix(".weight"): AdaptedModule(a, b, alpha / a.shape[0] if alpha else 1.0)
+        name.removesuffix(".weight"): AdaptedModule(a, b, alpha / a.shape[-2] if alpha else 1.0)
         for name, a, b in _pairs(path, checkpoint, ".lora_a", ".lora_b")
     }
     return AdapterFiles(path, "gguf", checkpoint, modules)
@@ -228,7 +294,13 @@ def _pairs(
                 f"*{a_suffix} and *{b_suffix}; {_MERGED}."
             )
         a, b = tensor.shape, partner.shape
-        if len(a) != 2 or len(b) != 2 or a[0] != b[1] or not a[0]:
+        if (
+            len(a) not in (2, 3)
+            or a[:-2] != b[:-2]
+            or len(a) != len(b)
+            or a[-2] != b[-1]
+            or not a[-2]
+        ):
             raise CheckpointError(
                 f"The adapter {path} has {ascii(module)[1:-1]} with A {list(a)} and B {list(b)}; "
                 "they must be [rank, in] and [out, rank]."

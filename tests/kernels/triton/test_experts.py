@@ -12,7 +12,13 @@ from pagoda.kernels.triton.products import experts
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.products.routing import group_by_expert
 from pagoda.kernels.triton.target import assuming
-from tests.kernels.test_experts import expected_mix, expected_of_one_matrix, random_experts
+from tests.kernels.adapter_cases import expert_adapters
+from tests.kernels.test_experts import (
+    expected_adapted,
+    expected_mix,
+    expected_of_one_matrix,
+    random_experts,
+)
 from tests.kernels.triton.quantized import random_raw
 
 GATINGS = {
@@ -79,6 +85,45 @@ def test_one_matrix_is_gate_and_up(tokens, target, device):
     cpu = [ops.PlainExperts(part.weight.cpu(), None) for part in (up, down)]
     expected = expected_of_one_matrix(x.cpu(), where.ids.cpu(), where.weights.cpu(), *cpu)
     atol = TOLERANCE[torch.float16] * float(np.abs(expected).max())
+    np.testing.assert_allclose(out.cpu().float().numpy(), expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "target"),
+    [
+        (2, torch.float32, 90),
+        (9, torch.float32, 90),
+        (9, torch.bfloat16, 80),
+        (9, torch.float16, 75),  # by the library
+    ],
+)
+@pytest.mark.parametrize(
+    ("gating", "bias", "first", "weighs_inputs"),
+    [("silu", False, 0, False), ("clamped", True, 1, True)],
+)
+def test_adapters(tokens, dtype, target, gating, bias, first, weighs_inputs, device):
+    up, down = (
+        ops.PlainExperts(*(None if part is None else part.to(device, dtype) for part in pair))
+        for pair in random_experts(3, 40, 20, bias)
+    )
+    x, where = torch.randn(tokens, 40, device=device).to(dtype), routed(tokens, 5, 2, device)
+    rest = (GATINGS[gating], first, weighs_inputs)
+    adapters = expert_adapters(tokens, 3, up, down)
+    on = [ops.AdapterTensors(*(part.to(device) for part in each)) for each in adapters[1:]]
+    with assuming(target):
+        beside = ops.ExpertAdapters(adapters.slots.to(device), *on)
+        out = experts.mix(x, where, up, down, *rest, adapters=beside)
+        nobody = beside._replace(slots=torch.full_like(beside.slots, -1))
+        without = experts.mix(x, where, up, down, *rest, adapters=nobody)
+    still = (adapters.slots < 0).to(device)
+    assert torch.equal(out[still], without[still])
+    cpu = [
+        ops.PlainExperts(*(None if part is None else part.cpu() for part in pair))
+        for pair in (up, down)
+    ]
+    own = ops.Routed(where.ids.cpu(), where.weights.cpu())
+    expected = expected_adapted(x.cpu(), own, *cpu, adapters, *rest)
+    atol = 2 * TOLERANCE[dtype] * float(np.abs(expected).max())
     np.testing.assert_allclose(out.cpu().float().numpy(), expected, rtol=0, atol=atol)
 
 

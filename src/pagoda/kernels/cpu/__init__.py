@@ -88,6 +88,11 @@ def activation(name: str) -> Any:
     return getattr(_native.Activation, name)
 
 
+def float_type(dtype: object) -> Any:
+    """The `_native.FloatType` of a torch dtype; only where `native()` is there."""
+    return getattr(_native.FloatType, str(dtype).removeprefix("torch."))
+
+
 def packed_matrix(storage: str, rows: int, columns: int) -> Any:
     """Room for a `_native.PackedMatrix`; only where `native()` is there."""
     _fill_grid(storage)

@@ -6,6 +6,8 @@ import torch
 
 from pagoda.kernels import cpu
 from pagoda.kernels.cpu import packed
+from pagoda.kernels.cpu.arguments import check
+from pagoda.kernels.ref.adapters import AdapterTensors, ExpertAdapters
 from pagoda.kernels.ref.experts import Gating, Routed
 from pagoda.kernels.workspace import empty
 
@@ -44,8 +46,9 @@ def mix(
     gating: Gating,
     first: int,
     weighs_inputs: bool,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
-    """As `Ops.mix_experts`, of packed matrices; computed in fp32."""
+    """As `ops.mix_experts`, of packed matrices; computed in fp32."""
     wide = x.float().contiguous()
     tokens, hidden = x.shape
     if up.parts[0].columns != hidden or down.rows != hidden or up.count != down.count:
@@ -61,8 +64,32 @@ def mix(
         list(up.parts), _address(up.bias), down.parts[0], _address(down.bias),
         (up.rows, down.rows), cpu.activation(gating.activation), gating.alpha, gating.limit,
         weighs_inputs, list(down.next_streamed), out.data_ptr(),
+        None if adapters is None else _beside(adapters, tokens, up, down),
     )  # fmt: skip
     return out.to(x.dtype)
+
+
+def _beside(
+    adapters: ExpertAdapters, tokens: int, up: PackedExperts, down: PackedExperts
+) -> tuple[int, Any, int, tuple[int, int, int], tuple[int, int, int]]:
+    """What the native kernel takes of adapters."""
+    check("slots", adapters.slots, torch.int32, (tokens,))
+    a = adapters.up.a
+    return (
+        adapters.slots.data_ptr(), cpu.float_type(a.dtype), a.shape[2],
+        _pointers("up", adapters.up, up, a.dtype), _pointers("down", adapters.down, down, a.dtype),
+    )  # fmt: skip
+
+
+def _pointers(
+    name: str, tensors: AdapterTensors, experts: PackedExperts, dtype: torch.dtype
+) -> tuple[int, int, int]:
+    parts, columns = len(experts.parts), experts.parts[0].columns
+    places, _, max_rank, _ = tensors.a.shape
+    check(f"A of {name}", tensors.a, dtype, (places, parts, max_rank, columns))
+    check(f"B of {name}", tensors.b, dtype, (places, max_rank, parts * experts.rows))
+    check(f"ranks of {name}", tensors.ranks, torch.int32, (places,))
+    return tensors.a.data_ptr(), tensors.b.data_ptr(), tensors.ranks.data_ptr()
 
 
 def _address(bias: Tensor | None) -> int:

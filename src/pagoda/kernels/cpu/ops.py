@@ -209,13 +209,14 @@ class CpuOps(CpuAttention, CpuStreams):
         count, shards, max_rank, columns = _dims("a", a, 4)
         _check_rows("out", out, (rows, sum(sizes)))
         _check_rows("x", x, (rows, columns))
-        _check("a", a, torch.float32, (count, len(sizes), max_rank, columns))
-        _check("b", b, torch.float32, (count, max_rank, sum(sizes)))
+        _check("a", a, None, (count, len(sizes), max_rank, columns))
+        _check("b", b, a.dtype, (count, max_rank, sum(sizes)))
         _check("ranks", ranks, torch.int32, (count,))
         _check("slots", slots, torch.int32)
         self._native.add_adapters(
             out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), rows, columns, a.data_ptr(),
-            b.data_ptr(), max_rank, ranks.data_ptr(), slots.data_ptr(), list(sizes),
+            b.data_ptr(), _float_type("a", a), max_rank, ranks.data_ptr(), slots.data_ptr(),
+            list(sizes),
         )  # fmt: skip
 
     def add_to(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from pagoda.kernels.ref.activation import activate
+from pagoda.kernels.ref.adapters import ExpertAdapters, adapt
 from pagoda.kernels.ref.linear import matmul
 
 Tensor = torch.Tensor
@@ -120,8 +121,9 @@ def mix(
     gating: Gating,
     first: int,
     weighs_inputs: bool,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
-    """As `Ops.mix_experts`, of plain matrices, one expert after the other."""
+    """As `ops.mix_experts`, of plain matrices, one expert after the other."""
     ids, weights, _ = routed
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(len(up.weight)):
@@ -130,9 +132,15 @@ def mix(
             share = weights[rows, places, None]
             given = (x[rows] * share).to(x.dtype) if weighs_inputs else x[rows]
             inner = _multiply(given, up, expert)
+            beside = None if adapters is None else adapters.slots[rows] * len(up.weight) + expert
+            if adapters is not None and beside is not None:
+                adapt(inner, given, adapters.up, beside)
             if inner.shape[1] == down.weight.shape[2]:
                 inner = torch.cat([inner, inner], dim=1)
-            y = _multiply(gate(inner, gating), down, expert).float()
+            read = gate(inner, gating)
+            y = _multiply(read, down, expert).float()
+            if adapters is not None and beside is not None:
+                adapt(y, read, adapters.down, beside)
             out.index_add_(0, rows, y if weighs_inputs else y * share)
     return out.to(x.dtype)
 

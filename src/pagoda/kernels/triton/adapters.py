@@ -25,20 +25,21 @@ def _rank(slots, ranks, token):
 
 @triton.jit
 def _shrink(
-    x, a, ranks, slots, low, columns, max_rank, stride, shards, block_ranks: tl.constexpr,
-    block: tl.constexpr,
+    x, a, ranks, slots, low, columns, max_rank, stride, shards, sharers,
+    block_ranks: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token, shard = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot, count = _rank(slots, ranks, token)
     rank = tl.program_id(2) * block_ranks + tl.arange(0, block_ranks)
     used = rank < count
     rows = a + ((slot * shards + shard) * max_rank + rank).to(tl.int64)[:, None] * columns
+    given = x + (token // sharers) * stride
     sums = tl.zeros((block_ranks, block), dtype=tl.float32)
     for start in range(0, tl.where(count > 0, columns, 0), block):
         column = start + tl.arange(0, block)
         there = column < columns
         part = tl.load(rows + column[None, :], used[:, None] & there[None, :], other=0.0)
-        values = tl.load(x + token * stride + column, there, other=0.0).to(tl.float32)
+        values = tl.load(given + column, there, other=0.0).to(tl.float32)
         sums += part.to(tl.float32) * values[None, :]
     to = low + (token * shards + shard) * max_rank + rank
     tl.store(to, tl.sum(sums, axis=1), used)
@@ -76,8 +77,22 @@ def add_adapters(
     sizes: tuple[int, ...],
 ) -> None:
     """As `kernels.ops.add_adapters`."""
+    add_of_shared(out, x, a, b, ranks, slots, sizes, 1)
+
+
+def add_of_shared(
+    out: Tensor,
+    x: Tensor,
+    a: Tensor,
+    b: Tensor,
+    ranks: Tensor,
+    slots: Tensor,
+    sizes: tuple[int, ...],
+    sharers: int,
+) -> None:
+    """As `add_adapters`, where `sharers` rows of `out` that follow each other read one row of x."""
     assert out.stride(1) == x.stride(1) == 1 and a.is_contiguous() and b.is_contiguous()
-    tokens, columns = x.shape
+    tokens, columns = len(out), x.shape[1]
     if not tokens:
         return
     shards, max_rank = a.shape[1:3]
@@ -85,7 +100,7 @@ def add_adapters(
     block = _ELEMENTS // block_ranks
     low = torch.empty((tokens, shards, max_rank), dtype=torch.float32, device=x.device)
     _shrink[(tokens, shards, triton.cdiv(max_rank, block_ranks))](
-        x, a, ranks, slots, low, columns, max_rank, x.stride(0), shards,
+        x, a, ranks, slots, low, columns, max_rank, x.stride(0), shards, sharers,
         block_ranks=block_ranks, block=block,
     )  # fmt: skip
     first = 0

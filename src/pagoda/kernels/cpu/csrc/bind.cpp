@@ -1,5 +1,6 @@
 // The Python face of the kernels: pointers and sizes in, nothing of torch.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -71,6 +73,28 @@ class Turn {
     nb::gil_scoped_release unlocked_;
     std::lock_guard<std::mutex> turn_;
 };
+
+// A, B and ranks of the adapters beside one of the experts' layers.
+using AdapterTensors = std::tuple<uintptr_t, uintptr_t, uintptr_t>;
+// Each token's slot; the numbers' type and largest rank; what stands beside up and down.
+using ExpertAdapters = std::tuple<uintptr_t, FloatType, int64_t, AdapterTensors, AdapterTensors>;
+
+// `sizes` has the rows of each part.
+AddAdapters beside(const ExpertMatrices& experts, const int64_t* sizes, FloatType type,
+                   int64_t max_rank, const AdapterTensors& tensors) {
+    const auto& [a, b, ranks] = tensors;
+    AddAdapters op = {};
+    op.ldo = experts.num_parts * experts.rows;
+    op.columns = experts.columns;
+    op.a = pointer<const void>(a);
+    op.b = pointer<const void>(b);
+    op.type = type;
+    op.max_rank = max_rank;
+    op.ranks = pointer<const int32_t>(ranks);
+    op.sizes = sizes;
+    op.num_shards = experts.num_parts;
+    return op;
+}
 
 // The kernels of one instruction set on a pool of threads. Calls of several threads take turns.
 class Native {
@@ -174,7 +198,7 @@ class Native {
                  uintptr_t up_bias, const PackedMatrix& down, uintptr_t down_bias,
                  std::pair<int64_t, int64_t> sizes, Activation activation, float alpha,
                  float limit, bool weighs_inputs, const std::vector<const PackedMatrix*>& next,
-                 uintptr_t out) {
+                 uintptr_t out, const std::optional<ExpertAdapters>& adapters) {
         if (up.empty() || up.size() > 2 || up.front()->columns() != up.back()->columns() ||
             down.columns() != sizes.first)
             throw nb::value_error("the experts' matrices do not fit together");
@@ -184,19 +208,27 @@ class Native {
         matrices.push_back(down.view());
         const auto views = std::make_shared<const std::vector<MatrixView>>(std::move(matrices));
         const int num_up = static_cast<int>(up.size());
-        const Experts op{pointer<const float>(x), pointer<const int64_t>(ids),
+        Experts op{pointer<const float>(x), pointer<const int64_t>(ids),
                          pointer<const float>(weights), top_k, first, count,
                          {views->data(), num_up, sizes.first, up[0]->columns(),
                           pointer<const float>(up_bias)},
                          {views->data() + num_up, 1, sizes.second, down.columns(),
                           pointer<const float>(down_bias)},
                          alpha, limit, weighs_inputs, pointer<float>(out), nullptr, activation};
+        const auto parts = std::make_shared<const std::vector<int64_t>>(num_up, sizes.first);
+        const auto whole = std::make_shared<const int64_t>(sizes.second);
+        if (adapters) {
+            const auto& [slots, type, max_rank, of_up, of_down] = *adapters;
+            op.slots = pointer<const int32_t>(slots);
+            op.up_adapters = beside(op.up, parts->data(), type, max_rank, of_up);
+            op.down_adapters = beside(op.down, whole.get(), type, max_rank, of_down);
+        }
         std::vector<MatrixView> next_views;
         for (const PackedMatrix* matrix : next) next_views.push_back(matrix->view());
         const bool reads = !next_views.empty() || down.view().is_mapped;
         const Kernels* kernels = kernels_;
         ExpertReader* const reader = &reader_;
-        compute("experts", [op, views, next_views, reads, kernels, reader](
+        compute("experts", [op, views, parts, whole, next_views, reads, kernels, reader](
                                int64_t rows, uint8_t* scratch, Pool& pool) {
             if (reads)
                 reader->ask({views.get(), op.first, op.count}, op.ids, rows * op.top_k,
@@ -231,18 +263,18 @@ class Native {
     }
 
     void add_adapters(uintptr_t out, int64_t ldo, uintptr_t x, int64_t ldx, int64_t rows,
-                      int64_t columns, uintptr_t a, uintptr_t b, int64_t max_rank, uintptr_t ranks,
-                      uintptr_t slots, const std::vector<int64_t>& sizes) {
+                      int64_t columns, uintptr_t a, uintptr_t b, FloatType type, int64_t max_rank,
+                      uintptr_t ranks, uintptr_t slots, const std::vector<int64_t>& sizes) {
         // A recorded op outlives this call, and with it the sizes.
         const auto kept = std::make_shared<const std::vector<int64_t>>(sizes);
         const AddAdapters op{pointer<float>(out), ldo, pointer<const float>(x), ldx, columns,
-                             pointer<const float>(a), pointer<const float>(b), max_rank,
+                             pointer<const void>(a), pointer<const void>(b), type, max_rank,
                              pointer<const int32_t>(ranks), pointer<const int32_t>(slots),
                              kept->data(), static_cast<int64_t>(kept->size()), nullptr};
         const Kernels* kernels = kernels_;
         compute("add_adapters", [op, kept, kernels](int64_t rows, uint8_t* scratch, Pool& pool) {
             AddAdapters step = op;
-            step.scratch = reinterpret_cast<float*>(scratch);
+            step.scratch = scratch;
             kernels->add_adapters(step, rows, pool);
         }, rows, [&op, kernels](int64_t rows) {
             return kernels->add_adapters_scratch_bytes(op, rows);

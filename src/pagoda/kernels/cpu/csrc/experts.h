@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "activation.h"
+#include "adapters.h"
 #include "matmul.h"
 
 namespace pagoda {
@@ -141,10 +142,12 @@ class ExpertPlan {
             take((op.count + round / Chunks::kSegmentTokens + 1) * int64_t{sizeof(ExpertRun)}));
         hidden = reinterpret_cast<float*>(take(round * hidden_size() * 4));
         inner = reinterpret_cast<float*>(take(round * inner_size() * 4));
+        if (op.slots != nullptr) slots = reinterpret_cast<int32_t*>(take(round * 4));
         blocks = op.scratch + bytes_;
         const int64_t up = matmul_scratch_bytes(product(op.up, nullptr, 0), round);
         const int64_t down = matmul_scratch_bytes(product(op.down, nullptr, 0), round);
-        bytes_ += std::max(up, down);
+        bytes_ += std::max({up, down, adapter_bytes(op.up_adapters),
+                            adapter_bytes(op.down_adapters)});
     }
 
     int64_t bytes() const { return bytes_; }
@@ -186,6 +189,11 @@ class ExpertPlan {
 
     int64_t token(int64_t place) const { return sorted_[place] / op_.top_k; }
     float weight(int64_t place) const { return op_.weights[sorted_[place]]; }
+    // Which of the adapters' places the pair has.
+    int32_t adapter(int64_t place) const {
+        const int32_t slot = op_.slots[token(place)];
+        return slot < 0 ? slot : static_cast<int32_t>(slot * op_.count + expert(sorted_[place]));
+    }
     float input_weight(int64_t place) const { return op_.weighs_inputs ? weight(place) : 1.0f; }
     float output_weight(int64_t place) const { return op_.weighs_inputs ? 1.0f : weight(place); }
     const ExpertRun& run(int64_t index) const { return runs_[index]; }
@@ -216,9 +224,13 @@ class ExpertPlan {
     int64_t num_runs = 0;
     float* hidden;    // [round, hidden_size]
     float* inner;     // [round, inner_size]
-    uint8_t* blocks;  // of converted activations
+    int32_t* slots = nullptr;  // [round], as `adapter` gives them
+    uint8_t* blocks;  // of converted activations, and then what adapters work in
 
    private:
+    int64_t adapter_bytes(const AddAdapters& adapters) const {
+        return op_.slots == nullptr ? 0 : add_adapters_scratch_bytes(adapters, round);
+    }
     int64_t expert(int64_t pair) const { return op_.ids[pair] - op_.first; }
     bool is_here(int64_t pair) const { return expert(pair) >= 0 && expert(pair) < op_.count; }
 
@@ -347,6 +359,18 @@ inline void copy_input(const ExpertPlan& plan, const Experts& op, int64_t place,
     std::transform(x, x + size, plan.hidden + to * size, [weight](float v) { return v * weight; });
 }
 
+// Adds to the round's products of `x` what the tokens' adapters do beside the experts.
+inline void adapt_runs(const ExpertPlan& plan, AddAdapters op, const float* x, int64_t ldx,
+                       float* out, int64_t count, Pool& pool) {
+    if (plan.slots == nullptr) return;
+    op.x = x;
+    op.ldx = ldx;
+    op.out = out;
+    op.slots = plan.slots;
+    op.scratch = plan.blocks;
+    add_adapters(op, count, pool);
+}
+
 void experts(const Experts& op, int64_t rows, Pool& pool) {
     ExpertPlan plan(op, rows);
     plan.sort(rows);
@@ -359,16 +383,22 @@ void experts(const Experts& op, int64_t rows, Pool& pool) {
     for (int64_t begin = 0; begin < plan.num_pairs;) {
         const int64_t end = plan.next_round(begin);
         plan.run_tiles(pool, [&](int64_t first, int64_t last) {
-            for (int64_t i = first; i < last; ++i) copy_input(plan, op, begin + i, i);
+            for (int64_t i = first; i < last; ++i) {
+                copy_input(plan, op, begin + i, i);
+                if (plan.slots != nullptr) plan.slots[i] = plan.adapter(begin + i);
+            }
             convert_rows(up, first, last, up_blocks);
         });
         multiply_runs(plan, op.up, up_blocks, plan.inner, pool);
+        adapt_runs(plan, op.up_adapters, plan.hidden, op.up.columns, plan.inner, end - begin, pool);
         plan.run_tiles(pool, [&](int64_t first, int64_t last) {
             for (int64_t i = first; i < last; ++i)
                 gate_inner(op, plan.inner + i * plan.inner_size());
             convert_rows(down, first, last, down_blocks);
         });
         multiply_runs(plan, op.down, down_blocks, plan.hidden, pool);
+        adapt_runs(plan, op.down_adapters, plan.inner, plan.inner_size(), plan.hidden, end - begin,
+                   pool);
         add_round(plan, op, begin, end, rows, pool);
         begin = end;
     }

@@ -49,6 +49,25 @@ struct ExpertMatrices {
     const float* bias;            // [experts, num_parts * rows] or null
 };
 
+// out[t] += B(A x[t]) of the adapter in the row's slot, for each of the shards whose outputs lie side
+// by side. Rows without an adapter, and slots of rank 0, stay as they are.
+struct AddAdapters {
+    float* out;                   // [rows, all sizes], ldo apart
+    int64_t ldo;
+    const float* x;               // [rows, columns], ldx apart
+    int64_t ldx;
+    int64_t columns;
+    const void* a;                // [slots, num_shards, max_rank, columns]
+    const void* b;                // [slots, max_rank, all sizes]
+    FloatType type;               // of both
+    int64_t max_rank;
+    const int32_t* ranks;         // [slots], at most max_rank
+    const int32_t* slots;         // [rows], negative: none
+    const int64_t* sizes;         // [num_shards]
+    int64_t num_shards;
+    uint8_t* scratch;             // `add_adapters_scratch_bytes`, aligned to 64
+};
+
 // out[t] = the sum over t's chosen experts, by rising id, of weight * down(gated(up(x[t]))), where
 // `up` has two parts, gate and up, or one that is both. Experts besides those from `first` on add
 // nothing: another rank has them. Products are as `MatMul` computes them.
@@ -67,6 +86,9 @@ struct Experts {
     float* out;                   // [rows, down.rows]
     uint8_t* scratch;             // `experts_scratch_bytes`, aligned to 64
     Activation activation = Activation::kSilu;
+    const int32_t* slots = nullptr;  // [rows], each token's adapter, negative: none; null: of all
+    AddAdapters up_adapters = {};    // each slot has as many places as there are experts here
+    AddAdapters down_adapters = {};
 };
 
 // out[t, h] = x[t, h, :kept], then head h's matrix times x[t, h, kept:]; what is `behind` row t
@@ -83,24 +105,6 @@ struct HeadProducts {
     int64_t num_behind;
     float* out;                   // [rows, heads * (kept + matrices.rows) + num_behind]
     uint8_t* scratch;             // `head_products_scratch_bytes`, aligned to 64
-};
-
-// out[t] += B(A x[t]) of the adapter in the row's slot, for each of the shards whose outputs lie side
-// by side. Rows without an adapter, and slots of rank 0, stay as they are.
-struct AddAdapters {
-    float* out;                   // [rows, all sizes], ldo apart
-    int64_t ldo;
-    const float* x;               // [rows, columns], ldx apart
-    int64_t ldx;
-    int64_t columns;
-    const float* a;               // [slots, num_shards, max_rank, columns]
-    const float* b;               // [slots, max_rank, all sizes]
-    int64_t max_rank;
-    const int32_t* ranks;         // [slots], at most max_rank
-    const int32_t* slots;         // [rows], negative: none
-    const int64_t* sizes;         // [num_shards]
-    int64_t num_shards;
-    float* scratch;               // `add_adapters_scratch_bytes`
 };
 
 struct Kernels {

@@ -13,10 +13,12 @@ import triton
 import triton.language as tl
 
 from pagoda.kernels.cpu.experts import PackedExperts
+from pagoda.kernels.ref.adapters import AdapterTensors, ExpertAdapters
 from pagoda.kernels.ref.experts import Beside, Gating, Grouped, PlainExperts, Routed
 from pagoda.kernels.ref.linear import matmul
 from pagoda.kernels.triton import activation
 from pagoda.kernels.triton.activation import gated
+from pagoda.kernels.triton.adapters import add_of_shared
 from pagoda.kernels.triton.products.arranged import arranged
 from pagoda.kernels.triton.products.decode import products, row_sums
 from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
@@ -179,6 +181,7 @@ def mix(
     first: int = 0,
     weighs_inputs: bool = False,
     beside: Beside | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """As `ops.mix_experts`; what experts give is rounded to x's type, except where assignments
     compute alone: those of `routed` without groups."""
@@ -186,10 +189,14 @@ def mix(
     (tokens, hidden), top_k = x.shape, step.ids.shape[1]
     ups, downs = _ups(up, down), _parts(down, 1)
     if not tokens or not (step.groups is None or has_dot(x)):
-        mixed = _expert_by_expert(x, step, ups, downs, gating)
+        mixed = _expert_by_expert(x, step, ups, downs, gating, adapters)
         return mixed if beside is None else activation.add_gated(mixed, *beside)
-    inner = _Source(_up(_Source.of(x, step), step, ups, gating))
-    y = _projected(inner, step, downs, None, torch.float32 if step.groups is None else x.dtype)
+    given = _Source.of(x, step)
+    if adapters is None:
+        inner = _Source(_up(given, step, ups, gating))
+        y = _projected(inner, step, downs, None, torch.float32 if step.groups is None else x.dtype)
+    else:
+        y = _adapted(given, step, ups, downs, gating, adapters)
     out = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     shared, gate = beside or (None, None)
     _combine[(tokens, triton.cdiv(hidden, 1024))](
@@ -198,6 +205,39 @@ def mix(
         TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024,
     )  # fmt: skip
     return out
+
+
+def _adapted(
+    given: "_Source",
+    step: "_Step",
+    ups: "tuple[_Part, ...]",
+    downs: "tuple[_Part, ...]",
+    gating: Gating,
+    adapters: ExpertAdapters,
+) -> Tensor:
+    """[assignments, hidden]: what each expert says to its token, adapters included. It is rounded
+    where it is without adapters."""
+    places = step.places(adapters.slots)
+    x, size, sharers = given.x, ups[0].rows, given.sharers
+    both = torch.empty((len(places), size * len(ups)), dtype=torch.float32, device=x.device)
+    for part, out in zip(ups, both.split(size, dim=1), strict=True):
+        _project(given, step, (part,), None, out)
+    rows = x
+    if given.weights is not None:
+        rows, sharers = x.repeat_interleave(sharers, 0) * given.weights.view(-1, 1), 1
+    _adapt(both, rows, adapters.up, places, sharers)
+    inner = _gated(both, ups, gating).to(x.dtype)
+    y = _projected(_Source(inner), step, downs, None, torch.float32)
+    _adapt(y, inner, adapters.down, places)
+    return y if step.groups is None else y.to(x.dtype)
+
+
+def _adapt(
+    out: Tensor, x: Tensor, tensors: AdapterTensors, places: Tensor, sharers: int = 1
+) -> None:
+    shards = tensors.a.shape[1]
+    sizes = (out.shape[1] // shards,) * shards
+    add_of_shared(out, x, *tensors, places, sizes, sharers)
 
 
 class Product(NamedTuple):
@@ -262,6 +302,12 @@ class _Step(NamedTuple):
             held = slice(first, first + count)
             groups = groups._replace(counts=groups.counts[held], offsets=groups.offsets[held])
         return cls(ids.contiguous(), weights.contiguous(), groups, first, count, weighs_inputs)
+
+    def places(self, slots: Tensor) -> Tensor:
+        """int32 [assignments]: where `ExpertAdapters` have each one's expert, -1 for none."""
+        expert = self.ids - self.first
+        there = (slots[:, None] >= 0) & (expert >= 0) & (expert < self.count)
+        return torch.where(there, slots[:, None] * self.count + expert, -1).int().flatten()
 
 
 class _Source(NamedTuple):
@@ -383,9 +429,15 @@ def _project(
 
 
 def _expert_by_expert(
-    x: Tensor, step: _Step, ups: tuple[_Part, ...], downs: tuple[_Part, ...], gating: Gating
+    x: Tensor,
+    step: _Step,
+    ups: tuple[_Part, ...],
+    downs: tuple[_Part, ...],
+    gating: Gating,
+    adapters: ExpertAdapters | None,
 ) -> Tensor:
     """With the library's products, for it has tensor cores where Triton has none."""
+    places = None if adapters is None else step.places(adapters.slots).view(step.ids.shape)
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for expert in range(step.count):
         token, place = torch.where(step.ids == step.first + expert)
@@ -394,7 +446,13 @@ def _expert_by_expert(
         share = step.weights[token, place, None]
         given = (x[token] * share).to(x.dtype) if step.weighs_inputs else x[token]
         both = torch.cat([_product(given, part, expert) for part in ups], dim=1)
-        y = _product(_gated(both, ups, gating), downs[0], expert).float()
+        own = None if places is None else places[token, place]
+        if adapters is not None and own is not None:
+            _adapt(both, given, adapters.up, own)
+        inner = _gated(both, ups, gating)
+        y = _product(inner, downs[0], expert).float()
+        if adapters is not None and own is not None:
+            _adapt(y, inner, adapters.down, own)
         out.index_add_(0, token, y if step.weighs_inputs else y * share)
     return out.to(x.dtype)
 
