@@ -32,7 +32,9 @@ class ModelAdapters:
     def __init__(self, model: Model, num_slots: int, max_rank: int, *, of_gguf: bool):
         """Takes the memory of all slots. `of_gguf`: as `AdaptedWeights` has it."""
         self.max_rank = max_rank
-        self._weights = AdaptedWeights(model.spec, of_gguf)
+        self._stage = model.spec.stage
+        whole = model.spec if self._stage is None else self._stage.whole
+        self._weights = AdaptedWeights(whole, of_gguf)
         self._layers: dict[str, Linear] = {
             f"{path}.weight": layer
             for path, layer in model.named_modules()
@@ -82,7 +84,11 @@ class ModelAdapters:
     def _modules(self, files: AdapterFiles) -> Iterator["_Adapted"]:
         for name, module in files.modules.items():
             source, rule = self._weights.find(name, files.kind)
-            layer = self._layers.get(rule.param)
+            own = rule.param if self._stage is None else self._stage.own(rule.param)
+            if own is None:
+                continue  # another stage's
+            rule = replace(rule, param=own)
+            layer = self._layers.get(own)
             if layer is None:
                 raise UnsupportedModelError(
                     f"Its module {ascii(name)[1:-1]} chooses experts, and adapters on that are not "
