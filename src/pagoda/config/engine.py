@@ -326,7 +326,7 @@ class ParallelConfig(Options):
         aliases=("-tp", "--tp"), bounds=_AT_LEAST_1,
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        1, "Stages that each have some of the layers, on devices (on a CPU processes) of their own.",
+        1, "Stages with some of the layers each, on devices (on a CPU processes) of their own.",
         aliases=("-pp", "--pp"), bounds=_AT_LEAST_1,
     )  # fmt: skip
     data_parallel_size: int = option(

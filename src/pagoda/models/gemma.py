@@ -124,7 +124,7 @@ class Gemma(CausalLM):
         follow the sum behind it and the inputs of later layers, fp32."""
         residual, inputs = self._begun(batch)
         layers = [cast(GemmaLayer, layer) for layer in self.layers]
-        hidden_states = layers[0].attention_norm(residual).to(self.context.dtype)
+        hidden_states: torch.Tensor = layers[0].attention_norm(residual).to(self.context.dtype)
         # The norm that follows a stage is the next one's.
         last = self.norm if self.spec.ends else layers[0].attention_norm
         assert isinstance(last, RMSNorm)

@@ -57,8 +57,8 @@ from pagoda.planner.resolved import (
     ResolvedModel,
     ResolvedScheduler,
 )
-from pagoda.planner.stages import check_stages, cut_places, even_cuts, layer_bytes
 from pagoda.planner.speculation import resolve_speculation, with_draft_head
+from pagoda.planner.stages import check_stages, cut_places, even_cuts, layer_bytes
 from pagoda.planner.threads import resolve_threads
 from pagoda.planner.worth_capturing import sizes_worth_capturing
 from pagoda.weights.checkpoint import TensorInfo
@@ -415,13 +415,15 @@ def _of_largest(
     config: ResolvedConfig, spec: ModelSpec, cuts: tuple[int, ...],
     tensors: Mapping[str, TensorInfo], facts: DeviceFacts, layout: KVLayout,
 ) -> tuple[list[HeldWeight], MemoryPlan]:  # fmt: skip
-    """The weights of the device that holds most, and its plan without a pool."""
+    """The weights of the device that holds most, and its plan without a pool, with the groups of
+    rank 0."""
     found = []
     for index in range(max(1, len(cuts) - 1)):
         own = stage_of(spec, cuts, index)
         held = _held(config, own, tensors, facts)
         found.append((held, _empty_plan(config, own, held, facts, layout)))
-    return max(found, key=lambda part: part[1].weights + part[1].beside_weights)
+    held, plan = max(found, key=lambda part: part[1].weights + part[1].beside_weights)
+    return held, replace(plan, groups=found[0][1].groups)
 
 
 def _held(
