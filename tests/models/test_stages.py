@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from pagoda.arch.registry import spec_for
+from pagoda.arch.stage import stage_of
 from pagoda.layers.context import Parallel
+from pagoda.planner.memory.weights import weight_bytes
 from pagoda.planner.stages import cut_places
 from pagoda.weights.files import open_model
 from tests.models import encoders, tiny
@@ -71,6 +73,18 @@ def test_families(family: str, tmp_path: Path):
         both = stages.step({"one": IDS, "other": IDS[:11]})
         torch.testing.assert_close(both["one"], expected, rtol=0, atol=1e-4)
         torch.testing.assert_close(both["other"], expected[:11], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3n", "gemma4_e", "qwen3_5_moe", "deepseek_v3"])
+def test_their_bytes_are_planned(family: str, tmp_path: Path):
+    tiny.make(family, **ALL[family]).save_pretrained(tmp_path)
+    files = open_model(tmp_path)
+    tensors = files.checkpoint.tensors
+    spec = spec_for(files.config, {}, tensors)
+    cuts = (0, cut_places(spec)[0], len(spec.layers))
+    for index in range(2):
+        own, model = stage_of(spec, cuts, index), tiny.load(tmp_path, cuts=cuts, stage=index)
+        assert weight_bytes(own, tensors, "float32", frozenset()) == model.nbytes
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_5_moe", "gemma3"])

@@ -68,6 +68,7 @@ class InFlight:
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_are_as_ever(kind: str, stages: int):
     """With chunks, preemptions, prefixes that are shared, and clients that leave."""
+    preempted = 0
     for seed in range(12):
         chance = random.Random(seed)
         scheduler, runner = make_scheduler(
@@ -88,11 +89,13 @@ def test_replies_are_as_ever(kind: str, stages: int):
                 gone = chance.choice(list(flight.known))
                 left |= {delta.req_id for delta in scheduler.abort([gone])}
         flight.settle()
+        preempted += scheduler.stats().num_preemptions
         assert flight.most == stages
         for req_id, message in flight.messages.items():
             reply = flight.known[req_id][len(message.prompt_token_ids) :]
             wanted = expected_output(message, 64)
             assert reply == (wanted[: len(reply)] if req_id in left else wanted), req_id
+    assert preempted
 
 
 def test_streams_are_dealt_out_to_the_stages():

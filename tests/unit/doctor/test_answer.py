@@ -261,16 +261,16 @@ def test_engines_have_gpus_of_their_own(tmp_path):
 
 def test_layers_are_spread_over_stages(tmp_path, capsys):
     subject_of(tmp_path, LLAMA)
-    words = ["doctor", str(tmp_path), "--gpu", "3090x2", "--json"]
-    plans = []
-    for stages in ("1", "2"):
-        assert main([*words, "--pipeline-parallel-size", stages, "-tp", "1"]) == 0
+    words, plans = ["doctor", str(tmp_path), "--json"], []
+    for stages in (1, 2):
+        gpus = f"3090x{stages}"
+        assert main([*words, "--gpu", gpus, "--pipeline-parallel-size", str(stages)]) == 0
         plans.append(json.loads(capsys.readouterr().out))
     weights = [
         next(row["bytes"] for row in plan["memory"] if row["item"] == "weights") for plan in plans
     ]
     assert weights[0] / 2 <= weights[1] < 0.7 * weights[0]
-    assert main([*words, "--pipeline-parallel-size", "3"]) == 1
+    assert main([*words, "--gpu", "3090x2", "--pipeline-parallel-size", "3"]) == 1
     assert "is 3 devices, and 2 are named" in capsys.readouterr().err
 
 
