@@ -69,7 +69,8 @@ class RankGroup:
         ):
             raise ConfigError(
                 f"This torch cannot connect several {device.type} devices; install a build with "
-                "torch.distributed, or leave out --tensor-parallel-size."
+                "torch.distributed, or leave out --tensor-parallel-size and "
+                "--pipeline-parallel-size."
             )
         # Made now: a rank may have to say that it found no memory.
         self._votes = torch.zeros(1, dtype=torch.int32, device=device)
@@ -78,10 +79,10 @@ class RankGroup:
         place, size = self.parallel.rank, self.parallel.size
         make = _nccl if device.type == "cuda" else _gloo
         with _peers_needed():
+            own = distributed.PrefixStore(f"stage {self.stage}", store)  # type: ignore[attr-defined]
             if size > 1:
-                own = distributed.PrefixStore(f"stage {self.stage}", store)  # type: ignore[attr-defined]
                 self._group = make(own, place, size, device)
-            if device.type == "cuda" and size > 1:
+            if size > 1 and device.type == "cuda":
                 self._small = symmetric_sum(self._group, own, device, self.reduce, self.agree)
             if self.num_stages == 1:
                 return
