@@ -13,10 +13,10 @@ from tests.plans import shares
 from .fake_runner import FakeRunner, add_request, expected_output, make_scheduler
 
 KINDS = {
-    "full": {},
-    "windows": {"windows": (None, 6)},
-    "states": {"num_states": 2},
-    "without a prefix cache": {"prefix_caching": False},
+    "full": {"num_blocks": 14},
+    "windows": {"num_blocks": 26, "windows": (None, 6)},
+    "states": {"num_blocks": 14, "num_states": 2},
+    "without a prefix cache": {"num_blocks": 14, "prefix_caching": False},
 }
 
 
@@ -72,7 +72,7 @@ def test_replies_are_as_ever(kind: str, stages: int):
     for seed in range(12):
         chance = random.Random(seed)
         scheduler, runner = make_scheduler(
-            num_blocks=26, num_stages=stages, max_num_batched_tokens=16, max_num_reqs=5,
+            num_stages=stages, max_num_batched_tokens=16, max_num_reqs=5,
             max_model_len=64, **KINDS[kind],
         )  # fmt: skip
         flight, left = InFlight(scheduler, runner), set()
