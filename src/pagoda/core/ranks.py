@@ -24,7 +24,7 @@ class RankStep(msgspec.Struct, tag=True):
     left_out: list[int] = msgspec.field(default_factory=list)
     """Places of the plan's requests that rank 0 does not compute."""
     sampled: list[RankSampled] = msgspec.field(default_factory=list)
-    """Of the steps before that are known since the last plan, in their order."""
+    """What the steps before sampled that are known since the last plan, in their order."""
     whole: list[int] = msgspec.field(default_factory=list)
     """Rows of this step's logits that are gathered; of the others the largest is enough."""
     pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)
