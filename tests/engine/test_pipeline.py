@@ -140,6 +140,17 @@ def test_vectors_beside_replies(pair, alone):
     assert tokens(ours["reply"]) == tokens(theirs["reply"])
 
 
+def test_guesses_are_verified_through_the_stages(pair, alone):
+    """Replies that repeat themselves, of which some guesses come true and others do not."""
+    prompts = [([5, 6, 7, 8] * 9)[: 30 + i] for i in range(3)]
+    asked = [request(f"r{i}", prompt, max_tokens=60) for i, prompt in enumerate(prompts)]
+    ours, theirs = (run(core, *asked) for core in (pair, alone))
+    for req in asked:
+        assert tokens(ours[req.req_id]) == tokens(theirs[req.req_id])
+    guessed = sum(ours[req.req_id][-1].num_draft_tokens for req in asked)
+    assert guessed > sum(ours[req.req_id][-1].num_accepted_tokens for req in asked) > 0
+
+
 def test_clients_that_leave_and_requests_that_fail(hybrid, pair):
     reference, _ = hybrid
     prompts = {f"r{i}": tiny.random_ids(25, seed=40 + i) for i in range(6)}
