@@ -10,7 +10,6 @@ from pathlib import Path, PurePath
 
 import pytest
 
-from pagoda.base.errors import ConfigError
 from pagoda.cli.main import main, parse_command
 from pagoda.config import compat, flags
 from pagoda.config.server import ServerConfig
@@ -38,16 +37,14 @@ PROGRAMS = {f"python3 -m {MODULE} ": "serve ", "python3 -m pagoda ": "", "pagoda
 """How a line begins, and what the command makes of it."""
 
 
-def documented(remark):
-    """Pagoda's command lines in the document whose comment begins so, without their program."""
+def documented() -> list[str]:
+    """Pagoda's command lines in the document, without their program."""
     lines = []
     for line in DOCUMENT.read_text().splitlines():
-        command, _, comment = line.partition("   # ")
         program = next((p for p in PROGRAMS if line.startswith(p)), None)
-        if program and comment.startswith(remark) and bool(comment) == bool(remark):
-            words = PROGRAMS[program] + command.removeprefix(program)
-            lines.append((words, comment.removeprefix(remark)))
-    assert lines, remark
+        if program:
+            lines.append(PROGRAMS[program] + line.removeprefix(program))
+    assert lines
     return lines
 
 
@@ -70,9 +67,8 @@ def translated():
     return sorted(set(found))
 
 
-SERVED = [line for line, _ in documented("") if line.startswith("serve ")]
-OTHERS = [line for line, _ in documented("") if not line.startswith("serve ")]
-REFUSED = documented("refused: ")
+SERVED = [line for line in documented() if line.startswith("serve ")]
+OTHERS = [line for line in documented() if not line.startswith("serve ")]
 
 
 def parse(line):
@@ -88,15 +84,6 @@ def test_served(line):
         assert answer.count("\n") == 0
     flags.engine_config(args)
     flags.from_namespace(ServerConfig, args)
-
-
-@pytest.mark.parametrize(("line", "flag"), REFUSED)
-def test_refused_in_one_line(line, flag, capsys):
-    assert main(shlex.split(line)) == 1
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert flag in lines[0]
-    assert "not supported yet" in lines[0]
 
 
 @pytest.mark.parametrize("line", OTHERS)
@@ -194,11 +181,6 @@ def test_the_config_reaches_the_server(started):
     assert started["engine"].model.max_model_len == 32_000
     assert not started["engine"].cache.enable_prefix_caching
     assert (started["server"].port, started["server"].api_key) == (9, ("a",))
-
-
-def test_refused_before_a_server_is_imported():
-    with pytest.raises(ConfigError):
-        flags.engine_config(parse("serve m -pp 8"))
 
 
 def test_the_first_model_may_have_a_name_of_its_own(tmp_path):

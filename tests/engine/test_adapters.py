@@ -8,6 +8,7 @@ import pytest
 
 from pagoda.base.errors import ConfigError
 from pagoda.config.adapters import AdapterConfig
+from pagoda.config.engine import ParallelConfig
 from pagoda.core.messages import AddRequest, Utility
 from pagoda.core.sampling import SamplingParams
 from pagoda.engine.core import EngineCore
@@ -34,8 +35,11 @@ def made(tmp_path_factory):
     return reference, adapters, folder
 
 
-def start(folder: Path, ranks: int = 1, model: str = "model", **adapters) -> EngineCore:
-    config = config_of(folder / model, ranks)
+def start(
+    folder: Path, ranks: int = 1, model: str = "model", stages: int = 1, **adapters
+) -> EngineCore:
+    config = config_of(folder / model, ranks * stages)
+    config = replace(config, parallel=ParallelConfig(ranks, stages))
     config = replace(config, adapters=AdapterConfig(**{"enable_lora": True, **adapters}))
     return start_engine(config, lambda message: None)[0]
 
@@ -61,10 +65,10 @@ def load(core: EngineCore, path: Path) -> str:
     return identity
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_requests_of_one_batch_have_adapters_of_their_own(ranks, made):
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (1, 2)])
+def test_requests_of_one_batch_have_adapters_of_their_own(ranks, stages, made):
     reference, adapters, folder = made
-    core = start(folder, ranks)
+    core = start(folder, ranks, stages=stages)
     identities = [load(core, folder / str(index)) for index in range(2)]
     parts = [(identities[0], 0.5), (identities[1], 2.0)]
     deltas = run(

@@ -269,8 +269,8 @@ async def test_a_start_that_fails_says_why(tiny_config, tmp_path, capfd):
     cause = await start_fails(with_model(tiny_config, model=str(tmp_path / "nothing.gguf")))
     assert "nothing.gguf" in cause and "Traceback" not in cause
     assert "nothing.gguf" not in capfd.readouterr().err, "whoever waited tells it"
-    cause = await start_fails(replace(tiny_config, parallel=ParallelConfig(1, 2)))
-    assert "--pipeline-parallel-size 2" in cause
+    cause = await start_fails(replace(tiny_config, parallel=ParallelConfig(1, 99)))
+    assert "--pipeline-parallel-size 99 is more than the model's" in cause
 
 
 async def test_startup_timeout_names_the_phase(tiny_config):

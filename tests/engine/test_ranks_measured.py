@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pagoda.base.errors import CapacityError
-from pagoda.config.engine import CacheConfig, DeviceConfig
+from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig
 from pagoda.engine.ranks import executor as ranks
 from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
@@ -41,10 +41,11 @@ def begin(model, monkeypatch, tmp_path):
     config = replace(config_of(model[1], 2), device=DeviceConfig("cuda"), cache=cache)
     cores = []
 
-    def start():
+    def start(parallel: ParallelConfig = config.parallel):
         gpu = PlayedGpu()
         monkeypatch.setattr(devices, "make_device", lambda name, index: gpu)
-        core, ready = start_engine(config, lambda message: None)
+        own = replace(config, parallel=parallel)
+        core, ready = start_engine(own, lambda message: None)
         cores.append(core)
         return core, ready, gpu
 
@@ -66,6 +67,18 @@ def test_the_pool_fits_the_fullest_rank(begin, model, monkeypatch):
     assert gpu.profiled == 0
     assert small.num_blocks == 40 < ready.num_blocks
     prompts = {f"r{i}": tiny.random_ids(40, seed=i) for i in range(12)}
+    deltas = run(core, *(request(name, prompt) for name, prompt in prompts.items()))
+    for name, prompt in prompts.items():
+        assert tokens(deltas[name]) == expected(model[0], prompt), name
+
+
+def test_stages_measure_their_own_layers(begin, model):
+    """Each by itself; several steps are under way, none of them captured."""
+    core, ready, gpu = begin(ParallelConfig(1, 2))
+    memory = rows_of(ready, "memory")
+    assert gpu.profiled == 1 and memory["activations"]["measured"] == PEAKS[1]
+    assert "captured steps" not in memory and core.executor.steps_in_flight == 2
+    prompts = {f"r{i}": tiny.random_ids(40, seed=i) for i in range(4)}
     deltas = run(core, *(request(name, prompt) for name, prompt in prompts.items()))
     for name, prompt in prompts.items():
         assert tokens(deltas[name]) == expected(model[0], prompt), name

@@ -59,7 +59,7 @@ def test_a_type_that_leaves_out_the_kernels_is_warned_of(tiny_config, caplog):
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
-        ({"parallel": ParallelConfig(1, 2)}, ConfigError, "pipeline-parallel-size 2"),
+        ({"parallel": ParallelConfig(1, 99)}, ConfigError, "size 99 is more than the model's"),
         ({"parallel": ParallelConfig(3)}, ConfigError, "2 KV heads cannot be repeated over 3"),
         (
             {

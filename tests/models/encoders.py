@@ -76,9 +76,13 @@ def make(family: str, seed: int = 0, **changes) -> PreTrainedModel:
 
 @torch.inference_mode()
 def hidden_states(
-    model: Model, texts: list[list[int]], types: list[list[int]] | None = None
+    model: Model,
+    texts: list[list[int]],
+    types: list[list[int]] | None = None,
+    carried: torch.Tensor | None = None,
 ) -> list[torch.Tensor]:
-    """Each text's hidden states [tokens, hidden], all texts in one batch."""
+    """Each text's hidden states [tokens, hidden], all texts in one batch; `carried` is what the
+    stage before gave for them."""
     lens = torch.tensor([len(ids) for ids in texts], dtype=torch.int32)
     flat = [id for ids in types or [] for id in ids]
     token_ids = torch.tensor([id for ids in texts for id in ids])
@@ -93,5 +97,6 @@ def hidden_states(
         layer_group=[],
         kv_caches=[],
         token_types=torch.tensor(flat) if flat else torch.zeros_like(token_ids),
+        carried=carried,
     )
     return list(model(batch).split(lens.tolist()))

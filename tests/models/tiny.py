@@ -103,6 +103,7 @@ from transformers import (
 )
 
 from pagoda.arch.registry import spec_for
+from pagoda.arch.stage import stage_of
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
 from pagoda.weights.files import open_model
@@ -420,10 +421,12 @@ def load(
     device: str = "cpu",
     *,
     drafts: bool = False,
+    cuts: tuple[int, ...] = (),
+    stage: int = 0,
     **options,
 ) -> CausalLM:
     """A folder of config.json and safetensors, or a GGUF file, as Pagoda reads it; with its draft
-    head if it `drafts`."""
+    head if it `drafts`, or one of the stages that it is cut into."""
     if folder.suffix == ".gguf":
         checkpoint = GgufCheckpoint(folder)
         spec = spec_for(None, checkpoint.metadata, checkpoint.tensors)
@@ -431,7 +434,7 @@ def load(
         files = open_model(folder)
         checkpoint = files.checkpoint
         spec = spec_for(files.config, {}, checkpoint.tensors)
-    spec = spec.drafting() if drafts else spec
+    spec = stage_of(spec.drafting() if drafts else spec, cuts, stage)
     return build_model(spec, checkpoint, dtype=dtype, device=device, **options)
 
 

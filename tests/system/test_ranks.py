@@ -1,4 +1,5 @@
-"""A server whose model is split over two processes: as one to its clients, in life and death."""
+"""A server whose model is split over two processes, or whose layers are dealt out to them: as one
+to its clients, in life and death."""
 
 import os
 import signal
@@ -25,15 +26,15 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture
-def served(serve, folder) -> Served:
-    return start(serve, folder)
+@pytest.fixture(params=["--tensor-parallel-size", "--pipeline-parallel-size"])
+def served(serve, folder, request) -> Served:
+    return start(serve, folder, split=request.param)
 
 
-def start(serve, folder, *flags: str) -> Served:
+def start(serve, folder, *flags: str, split: str = "--tensor-parallel-size") -> Served:
     # 5 requests of 12 blocks want more than 40.
     server = serve(
-        folder, *flags, "--tensor-parallel-size", "2", "--dtype", "float32", "--device", "cpu",
+        folder, *flags, split, "2", "--dtype", "float32", "--device", "cpu",
         "--disable-custom-all-reduce", "--num-gpu-blocks-override", "41",
         "--max-model-len", "600",
     )  # fmt: skip

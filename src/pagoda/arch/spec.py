@@ -11,6 +11,7 @@ from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.latent import LatentSpec
 from pagoda.arch.recurrent import RecurrentSpec
+from pagoda.arch.stage import StageSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
@@ -389,6 +390,25 @@ class ModelSpec:
     """A smaller model that guesses its tokens, whose layers have caches behind all others."""
     quantization: str = ""
     """How config.json says that the weights are quantized, in words; empty if they are not."""
+    stage: StageSpec | None = None
+    """Which part of a model it is; None for a whole one."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether its first layer reads embeddings."""
+        return self.stage is None or self.stage.is_first
+
+    @property
+    def ends(self) -> bool:
+        """Whether its last layer's hidden states are the model's."""
+        return self.stage is None or self.stage.is_last
+
+    @property
+    def inputs_from_here(self) -> int:
+        """Layers from its first one to the model's last, whose inputs (`layer_inputs`) it reads or
+        hands on."""
+        stage = self.stage
+        return len(self.layers) if stage is None else len(stage.whole.layers) - stage.first
 
     def expanded_weights(self) -> tuple[WeightRule, ...]:
         """The rules with `{layer}` and `{expert}` filled in, a loaded draft head's included."""
@@ -427,9 +447,12 @@ class ModelSpec:
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec))
 
 
-@lru_cache(maxsize=2)  # a plan asks again and again, of one model
+@lru_cache(maxsize=4)  # a plan asks again and again, of one model
 def _expanded(spec: ModelSpec) -> tuple[WeightRule, ...]:
-    expanded = []
+    stage, expanded = spec.stage, []
+    if stage is not None:
+        named = [(stage.own(rule.param), rule) for rule in stage.whole.expanded_weights()]
+        return tuple(replace(rule, param=own) for own, rule in named if own is not None)
     vision = () if spec.vision is None else spec.vision.weights
     audio = () if spec.audio is None else spec.audio.weights
     drafting = spec.draft_head.weights if spec.draft_head is not None and spec.drafts else ()

@@ -143,6 +143,11 @@ def _machine(args: argparse.Namespace) -> "Machine":
     from pagoda.simulate.replica import Machine
 
     config = engine_config(args)
+    if config.parallel.pipeline_parallel_size > 1:
+        raise ConfigError(
+            "pagoda simulate knows no times of a pipeline's stages: leave out "
+            "--pipeline-parallel-size, or split layers with --tensor-parallel-size."
+        )
     question = ask.Question.of(config, argparse.Namespace(gpu=args.gpu, users=None))
     (answer,) = ask.answers(question, [config.model.model], None)
     resolution = answer.resolution

@@ -7,8 +7,8 @@ from pagoda.config.sampling import SAMPLERS as _ORDER
 _SAMPLERS = [name.replace("_", "-") for name in _ORDER]
 
 ONE_DEVICE = Fact(
-    "only --tensor-parallel-size spreads a model over devices",
-    has=("--tensor-parallel-size",),
+    "a model's devices are those of --tensor-parallel-size and --pipeline-parallel-size",
+    has=("--tensor-parallel-size", "--pipeline-parallel-size"),
     lacks=("context_parallel", "expert_parallel", "eplb", "node", "rpc", "ray"),
 )
 REPLICAS = Fact(

@@ -347,18 +347,23 @@ class ParallelConfig(Options):
         aliases=("-tp", "--tp"), bounds=_AT_LEAST_1,
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        1, "Devices the layers are spread over.", aliases=("-pp", "--pp"), bounds=_AT_LEAST_1
-    )
+        1, "Stages with some of the layers each, on devices (on a CPU processes) of their own.",
+        aliases=("-pp", "--pp"), bounds=_AT_LEAST_1,
+    )  # fmt: skip
     data_parallel_size: int = option(
         1, "Engines with the whole model, each a process; requests are dealt out among them.",
         aliases=("-dp",), bounds=_AT_LEAST_1,
     )  # fmt: skip
 
     @property
+    def num_ranks(self) -> int:
+        """Devices of one engine: GPUs, or processes that share a CPU."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def num_devices(self) -> int:
-        """Those of all engines: GPUs, or processes that share a CPU."""
-        size = self.tensor_parallel_size * self.pipeline_parallel_size
-        return size * self.data_parallel_size
+        """Those of all engines."""
+        return self.num_ranks * self.data_parallel_size
 
 
 @dataclass(frozen=True)

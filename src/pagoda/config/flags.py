@@ -68,7 +68,7 @@ def from_namespace(cls: type[T], namespace: argparse.Namespace) -> T:
 
 def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> EngineConfig:
     """What `add_engine_flags` parsed; `plan_only` lets pass what can be planned and not be
-    served yet (`check_parallel`)."""
+    served."""
     tag = getattr(namespace, "model_tag", None)
     named = getattr(namespace, "model", None)
     if tag and named and tag != named:
@@ -85,7 +85,6 @@ def engine_config(namespace: argparse.Namespace, *, plan_only: bool = False) -> 
             model = dataclasses.replace(model, served_model_name=names)
         config = dataclasses.replace(config, model=model)
     if not plan_only:
-        check_parallel(config)
         config.speculation.check()
     return config
 
@@ -96,17 +95,6 @@ def split_name(word: str) -> tuple[str | None, str]:
     if not equals or not model or not _NAME.fullmatch(name) or Path(word).exists():
         return None, word
     return name, model
-
-
-def check_parallel(config: EngineConfig) -> None:
-    """ConfigError for what several devices cannot do yet; asked before an engine is started for
-    nothing, and by the engine."""
-    parallel = config.parallel
-    if parallel.pipeline_parallel_size != 1:
-        raise ConfigError(
-            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is not supported yet; "
-            "leave it at 1, or split layers with --tensor-parallel-size."
-        )
 
 
 def read_config_file(path: str, given: Collection[str] = ()) -> list[str]:

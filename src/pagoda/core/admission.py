@@ -76,7 +76,7 @@ class Admission:
     def consider(self, req: Request, spare: float) -> Start | Refusal | AwaitsEncoding:
         # A preempted request whose last plans are still in flight may have nothing to compute
         # (its final token is coming), or not know where it stands (drafts).
-        if req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
+        if req.num_expected_tokens > req.compute_limit or req.sits_out:
             return Refusal.LATER
         if req.waiting_for is not None and req.waiting_for in self._sharing:
             return Refusal.LATER

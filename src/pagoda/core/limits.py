@@ -32,6 +32,10 @@ class SchedulerLimits:
     """and no more than so many times what it would take without them. With either, a step of
     prompts alone ends early too, for who comes meanwhile."""
 
+    num_stages: int = 1
+    """More than one: stages of a pipeline, each of which computes a step of other requests. Who
+    waits for a token sits out, and streams are dealt out to so many steps."""
+
     whole_media: bool = False
     """All of a picture's tokens that are not cached are computed in one step."""
 

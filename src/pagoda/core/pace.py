@@ -83,8 +83,10 @@ class PromptRoom:
 class StepRoom:
     """What is left of one step's budget while it is planned, and what its prompts get of it."""
 
-    def __init__(self, limits: SchedulerLimits):
+    def __init__(self, limits: SchedulerLimits, num_running: int):
         self.tokens = limits.max_num_batched_tokens
+        self._streams = -(-num_running // limits.num_stages)
+        """How many more streams it takes."""
         self.granted: dict[Request, int] | None = None
         """Tokens of each prompt that gets any, once one has asked."""
         self.prompts_left = 0
@@ -92,6 +94,12 @@ class StepRoom:
         self.unencoded: list[tuple[Request, int]] = []
         """Waiting requests that could start behind so many tokens, had what comes been encoded."""
         self._limits = limits
+
+    def take_stream(self) -> bool:
+        """Take a stream in, if it is not another step's, which the stages of a pipeline compute
+        meanwhile."""
+        self._streams -= 1
+        return self._streams >= 0
 
     def first_chunk(self, req: Request, start: int) -> int:
         """Tokens to compute of a request that starts behind a cached prefix; 0 is not now."""

@@ -53,7 +53,7 @@ class PlanBuilder:
         if drafts:
             self.plan.drafts[req.row] = drafts
             req.draft_token_ids = []
-            req.drafts_in_flight = True
+            req.sits_out = True
             req.handle_alone()
         if last and req.generates:
             req.num_expected_tokens = end + 1

@@ -18,8 +18,14 @@ class Progress:
     """Moves requests forward: counters, prefix cache, stop conditions."""
 
     def __init__(
-        self, kv: KVCacheManager, sharing: PrefixesInFlight, requests: Mapping[str, Request]
+        self,
+        kv: KVCacheManager,
+        sharing: PrefixesInFlight,
+        requests: Mapping[str, Request],
+        one_by_one: bool = False,
     ):
+        """`one_by_one`: a request's next token is planned once its last one is known."""
+        self._one_by_one = one_by_one
         self._kv = kv
         self._sharing = sharing
         self._requests = requests
@@ -36,13 +42,10 @@ class Progress:
             del req.draft_token_ids[num_drafts:]
         has_drafts = bool(req.draft_token_ids)
         step.add(req, num_tokens)
-        if (
-            req.row not in step.plan.unsampled
-            and req.generates
-            and not has_states
-            and not has_drafts
-        ):
-            req.plan_in_bulk()
+        if req.generates and req.row not in step.plan.unsampled:
+            req.sits_out |= self._one_by_one
+            if not (has_states or has_drafts or req.sits_out):
+                req.plan_in_bulk()
         return num_tokens
 
     def apply(
@@ -61,10 +64,12 @@ class Progress:
         tokens, reason = result.token_ids, None
         if req.generates and req.row not in plan.unsampled:
             num_drafts = len(plan.drafts.get(req.row, ()))
+            if self._one_by_one:
+                req.sits_out = False
             if end - num_drafts != len(req.token_ids):
                 return None  # It stands on a token that never came, see `_roll_back`.
             if num_drafts:
-                req.drafts_in_flight = False
+                req.sits_out = False
                 if self._kv.has_states and tokens and plan.step_id > req.reset_step:
                     self._kv.keep_state(req.tables, end - num_drafts, len(tokens) - 1)
             if req.draft_token_ids:
@@ -79,7 +84,8 @@ class Progress:
             reason = FinishReason.STOP if req.pools else FinishReason.LENGTH
         if end >= req.tables.next_advance and plan.step_id > req.reset_step:
             self._advance(req, min(end, len(req.token_ids)))
-        if tokens and req.is_running and plan.step_id > req.reset_step and not self._kv.has_states:
+        in_bulk = not (self._kv.has_states or self._one_by_one)
+        if tokens and req.is_running and plan.step_id > req.reset_step and in_bulk:
             self._commit_in_bulk(req)
         if not tokens and reason is None and result.prompt_logprobs is None:
             return None

@@ -7,6 +7,15 @@ import msgspec
 from pagoda.core.plan import StepPlan
 
 
+class RankSampled(msgspec.Struct, array_like=True, gc=False):
+    """What a step sampled."""
+
+    tokens: list[int]
+    """One for each row of its logits."""
+    faulty: list[int]
+    """Those of these rows whose token does not count."""
+
+
 class RankStep(msgspec.Struct, tag=True):
     """A plan, and what only rank 0 knows: it alone samples, compiles grammars and reads pictures,
     so that no clock or file that ranks see differently can part them."""
@@ -14,10 +23,8 @@ class RankStep(msgspec.Struct, tag=True):
     plan: StepPlan
     left_out: list[int] = msgspec.field(default_factory=list)
     """Places of the plan's requests that rank 0 does not compute."""
-    sampled: list[int] = msgspec.field(default_factory=list)
-    """The tokens of the step before, one for each row of its logits."""
-    faulty: list[int] = msgspec.field(default_factory=list)
-    """Those of these rows whose token does not count."""
+    sampled: list[RankSampled] = msgspec.field(default_factory=list)
+    """What the steps before sampled that are known since the last plan, in their order."""
     whole: list[int] = msgspec.field(default_factory=list)
     """Rows of this step's logits that are gathered; of the others the largest is enough."""
     pictures: list[tuple[str, list[int]]] = msgspec.field(default_factory=list)

@@ -40,12 +40,12 @@ class Request:
     """
 
     __slots__ = (
-        "_batch", "block_hashes", "cached_tiers", "compute_limit", "delta_sent", "draft_token_ids",
-        "drafts_in_flight", "encoded", "eos_ids", "generates", "holds", "key",
-        "max_tokens_total", "message", "min_tokens_total", "num_accepted_tokens",
-        "num_cached_tokens", "num_draft_tokens", "num_preemptions", "num_prompt_counted",
-        "num_prompt_logprobs", "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id",
-        "reset_step", "row", "status", "stop_ids", "tables", "token_ids", "waiting_for",
+        "_batch", "block_hashes", "cached_tiers", "compute_limit", "delta_sent",
+        "draft_token_ids", "encoded", "eos_ids", "generates", "holds", "key", "max_tokens_total",
+        "message", "min_tokens_total", "num_accepted_tokens", "num_cached_tokens",
+        "num_draft_tokens", "num_preemptions", "num_prompt_counted", "num_prompt_logprobs",
+        "pools", "prefix_miss", "prompt_len", "queue_seconds", "req_id", "reset_step", "row",
+        "sits_out", "status", "stop_ids", "tables", "token_ids", "waiting_for",
     )  # fmt: skip
 
     def __init__(
@@ -68,8 +68,9 @@ class Request:
         self.prompt_len = len(self.token_ids)
         self.draft_token_ids: list[int] = []
         """Guesses of the next tokens, for the next plan."""
-        self.drafts_in_flight = False
-        """It sits out until their result is in: where it stands depends on how many come true."""
+        self.sits_out = False
+        """Nothing of it is planned until a result is in: how many guesses come true, or a token
+        that passes through the stages of a pipeline."""
         self.num_draft_tokens = 0
         """Guesses that were verified so far,"""
         self.num_accepted_tokens = 0
@@ -162,6 +163,15 @@ class Request:
         """Have its next step planned, and its result taken in, for itself."""
         self._batch.handle_alone(self.row)
 
+    def start_over(self, step_id: int) -> None:
+        """It has given its blocks up behind the plan `step_id`, and is computed again."""
+        self.num_computed_tokens = 0
+        self.handle_alone()
+        self.reset_step = step_id
+        self.draft_token_ids = []
+        self.encoded.clear()
+        self.num_preemptions += 1
+
     def commit_in_bulk(self, num_known: int) -> None:
         """Have its tokens appended with all others' until so many are known."""
         self._batch.committed_in_bulk_until[self.row] = num_known
@@ -175,14 +185,14 @@ class Request:
     def is_prompt(self) -> bool:
         """It runs and misses several tokens, which are known."""
         missing = self.num_expected_tokens - self.num_computed_tokens
-        computes = self.num_expected_tokens <= self.compute_limit and not self.drafts_in_flight
+        computes = self.num_expected_tokens <= self.compute_limit and not self.sits_out
         return missing > 1 and computes
 
     @property
     def awaits_guesses(self) -> bool:
         """It generates, all of its tokens are known, and all but the last are computed."""
         known = len(self.token_ids)
-        if not self.generates or not self.is_running or self.drafts_in_flight:
+        if not self.generates or not self.is_running or self.sits_out:
             return False
         batch, row = self._batch, self.row
         return bool(batch.missing[row] == 1 and batch.computed[row] + 1 == known)

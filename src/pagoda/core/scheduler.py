@@ -19,6 +19,7 @@ from pagoda.core.counters import (
 from pagoda.core.kv_events import KVEvents
 from pagoda.core.kvcache.block_hash import BlockHashes
 from pagoda.core.kvcache.manager import KVCacheManager
+from pagoda.core.leaving import LeavingRows
 from pagoda.core.limits import SchedulerLimits, check_capacity, check_message
 from pagoda.core.messages import AddRequest, Deltas, EngineStats, RequestDelta
 from pagoda.core.pace import StepRoom
@@ -65,7 +66,7 @@ class Scheduler:
         self._sharing = PrefixesInFlight()
         self._sessions = Sessions()
         self._admission = Admission(limits, kv, self._sharing)
-        self.progress = Progress(kv, self._sharing, self._requests)
+        self.progress = Progress(kv, self._sharing, self._requests, limits.num_stages > 1)
         self.speculator = speculator
         self._times = StepTimes()
         self._shares = Shares(limits, self._admission, self._times, self._batch)
@@ -73,6 +74,7 @@ class Scheduler:
         self._last: Finished | None = None
         """The last plan."""
         self._freed: list[int] = []
+        self._leaving = LeavingRows(limits.num_stages)
         self._num_arrived = 0
         self._step_id = 0
         self._stats = new_counters(kv.num_blocks)
@@ -191,7 +193,7 @@ class Scheduler:
     def _plan_all(self) -> Finished | None:
         """The next plan, request by request."""
         step = PlanBuilder(self._step_id + 1, self._batch)
-        room = StepRoom(self.limits)
+        room = StepRoom(self.limits, len(self._running))
         preempted = bool(len(self._running)) and self._plan_running(step, room)
         if preempted:
             room.granted = None
@@ -208,6 +210,7 @@ class Scheduler:
         that are gone, even if their id is taken again, change nothing.
         """
         _, members, size, _, is_of_streams = self._in_flight.pop(plan.step_id)
+        self._freed += self._leaving.committed(plan.step_id)
         self.kv.host.copied(plan.copies, result.copied)
         count_step(self._stats, len(plan.req_ids), int(size.tokens))
         if result.encoded and plan.encode_for in self._requests:
@@ -325,7 +328,7 @@ class Scheduler:
         self.kv.check_integrity()
         self._sharing.check()
         check_queues(self._requests.values(), list(self._running), list(self._waiting))
-        owners = [req for req in self._requests.values() if req.has_row]
+        owners = [req for req in (*self._requests.values(), *self._leaving) if req.has_row]
         self._batch.check(req.row for req in owners)
         for req in owners:
             if self._batch.known[req.row] != len(req.token_ids):
@@ -377,7 +380,9 @@ class Scheduler:
         left for those behind it either."""
         start = req.num_computed_tokens
         missing = req.num_expected_tokens - start
-        if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.drafts_in_flight:
+        if missing <= 0 or req.num_expected_tokens > req.compute_limit or req.sits_out:
+            return True
+        if missing == 1 and not room.take_stream():
             return True
         if room.tokens <= 0:
             return False
@@ -469,12 +474,7 @@ class Scheduler:
     def _preempt(self, req: Request) -> None:
         """Send a request, already taken from `_running`, back to its place in the queue."""
         self._give_up_blocks(req)
-        req.num_computed_tokens = 0
-        req.handle_alone()
-        req.reset_step = self._step_id
-        req.draft_token_ids = []
-        req.encoded.clear()
-        req.num_preemptions += 1
+        req.start_over(self._step_id)
         self._stats.num_preemptions += 1
         req.status = RequestStatus.WAITING
         self._waiting.push(req)
@@ -491,7 +491,7 @@ class Scheduler:
         if self.speculator is not None:
             self.speculator.forget(req)
         if req.has_row:
-            self._freed.append(req.release_row())
+            self._freed += self._leaving.leave(req, self._step_id if self._in_flight else 0)
 
     def _give_up_blocks(self, req: Request) -> None:
         self.progress.publish(req)

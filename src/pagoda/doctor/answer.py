@@ -7,7 +7,6 @@ from typing import Any
 
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.config.engine import EngineConfig
-from pagoda.config.flags import check_parallel
 from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.machine.hardware import Hardware
@@ -177,10 +176,6 @@ def _answer_on(
         subject, hardware, asked, config, tuple(choices), None, users=found, findings=notes
     )
     try:
-        check_parallel(config)
-    except ConfigError as error:  # asked about another engine, which can do it
-        return replace(made, problem=str(error))
-    try:
         resolution = resolved(config, subject, hardware)
         check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
@@ -192,7 +187,7 @@ def resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Reso
     """The plan of one device, or of one of the processes (ranks, replicas) that share a CPU."""
     config, facts = replica_part(config, hardware.facts)
     if facts.device == "cpu":
-        config, facts = machine_part(config, facts, config.parallel.tensor_parallel_size)
+        config, facts = machine_part(config, facts, config.parallel.num_ranks)
     return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 

@@ -13,7 +13,7 @@ _COLUMNS = ("model", "fits", "weights", "KV/token", "context", "KV tokens", "at 
 
 def comparison(answers: Sequence[Answer]) -> list[str]:
     """A table with a row for each, tokens per second in its last two columns."""
-    split = any(answer.config.parallel.tensor_parallel_size > 1 for answer in answers)
+    split = any(answer.config.parallel.num_ranks > 1 for answer in answers)
     header = tuple(
         f"{name} each" if split and name in ("weights", "KV/token") else name for name in _COLUMNS
     )

@@ -145,7 +145,7 @@ def heading(answer: Answer) -> list[str]:
 
 def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
     parallel = answer.config.parallel
-    each = "device" if parallel.tensor_parallel_size > 1 else "engine"
+    each = "device" if parallel.num_ranks > 1 else "engine"
     out = [f"memory per {each}" if parallel.num_devices > 1 else "memory"]
     out += [_memory_row(answer, row) for row in plan.rows()]
     out.append(f"  {'together':<14}{format_bytes(plan.total):>12}")

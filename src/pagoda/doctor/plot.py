@@ -79,7 +79,7 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
 
 def _bar(answer: Answer) -> _Bar:
     facts = answer.hardware.facts
-    each = " (each)" if answer.config.parallel.tensor_parallel_size > 1 else ""
+    each = " (each)" if answer.config.parallel.num_ranks > 1 else ""
     title = f"{answer.subject.ref} on {answer.hardware.name}{each}"
     plan = answer.resolution.plan if answer.fits and answer.resolution else needed(answer)
     rows = [] if plan is None else [(row["item"], row["bytes"]) for row in plan.rows()]

@@ -1,7 +1,10 @@
 """How fast a resolved plan runs on some hardware."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagoda.arch.spec import ModelSpec
+from pagoda.core.kvcache.spec import GroupSpec, kv_groups
 from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.subject import Subject
 from pagoda.planner.devices.gpu_speed import gpu_speeds
@@ -50,11 +53,12 @@ def speeds_of(
     plan = resolution.plan
     # The stages of a pipeline take turns with a request: together they are the whole model.
     own, held = rank_spec(spec, ranks), held_by(subject, resolution, hardware)
+    groups = _groups(own, resolution)
     devices = device_speeds(subject, resolution, hardware, measured)
 
     def estimate(tokens: int, count: int = 1) -> SpeedEstimate | None:
         each = [
-            estimate_speed(own, held, plan.groups, device, tokens, plan.placement.params, count)
+            estimate_speed(own, held, groups, device, tokens, plan.placement.params, count)
             for device in devices
         ]
         found = [estimate for estimate in each if estimate is not None]
@@ -78,15 +82,24 @@ def gpu_part(subject: Subject, resolution: Resolution, hardware: Hardware) -> Gp
     if hardware.gpu is None:
         return None
     plan, ranks = resolution.plan, resolution.config.parallel.tensor_parallel_size
+    own = rank_spec(subject.spec, ranks)
     return GpuPart(
         hardware.gpu,
         ranks,
         plan.captured > 0,
-        rank_spec(subject.spec, ranks),
+        own,
         held_by(subject, resolution, hardware),
-        plan.groups,
+        _groups(own, resolution),
         frozenset(plan.placement.params),
     )
+
+
+def _groups(own: ModelSpec, resolution: Resolution) -> Sequence[GroupSpec]:
+    """What one device keeps of tokens; all stages of a pipeline together, as one."""
+    if not resolution.cuts:
+        return resolution.plan.groups
+    layout, kv_dtype = resolution.attention.layout, resolution.config.cache.kv_cache_dtype
+    return kv_groups(own, layout, kv_dtype)
 
 
 def device_speeds(
@@ -98,7 +111,7 @@ def device_speeds(
     if hardware.gpu is not None:
         own, captured = rank_spec(subject.spec, ranks), resolution.plan.captured > 0
         return gpu_speeds(hardware.gpu, own, ranks, captured=captured)
-    shared = ranks * resolution.config.parallel.data_parallel_size
+    shared = resolution.config.parallel.num_devices
     if measured is None or hardware.facts.device != "cpu" or shared > 1:
         return ()
     return () if resolution.plan.on_disk and measured.disk is None else (measured,)

@@ -197,12 +197,19 @@ class KeptPrefixes:
 
 
 def block_contents(
-    model: ResolvedModel, kv_dtype: str, layout: KVLayout, kernels: str, num_ranks: int = 1
+    model: ResolvedModel,
+    kv_dtype: str,
+    layout: KVLayout,
+    kernels: str,
+    num_ranks: int = 1,
+    cuts: tuple[int, ...] = (),
 ) -> str:
     """What the bytes of a model's blocks depend on beside its files; `kv_dtype`: their type, and
-    what stands for its scales; `kernels`: who computes. A block of several ranks has the part of
-    each in turn."""
+    what stands for its scales; `kernels`: who computes. A block of several ranks, `num_ranks` in
+    each stage of a pipeline (as `StageSpec` has its `cuts`), has the part of each in turn."""
     contents = (model.dtype, model.quantization, kv_dtype, layout, kernels)
+    if cuts:
+        return repr((*contents, num_ranks, cuts))
     return repr(contents if num_ranks == 1 else (*contents, num_ranks))
 
 

@@ -8,11 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from pagoda.arch.spec import ModelSpec
+from pagoda.arch.stage import stage_of
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger
 from pagoda.base.machine import anonymous_bytes
 from pagoda.config.engine import EngineConfig, ModelConfig
-from pagoda.config.flags import check_parallel
 from pagoda.core.grammar import Grammars, Vocabulary
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import EngineReady, LoadedAdapter
@@ -81,7 +81,6 @@ def start_engine(
     out is a CapacityError.
     """
     phases = Phases(report, launched_at)
-    check_parallel(config)
     libraries = libraries or import_beside()
     files, spec = _read_headers(config, phases)
     draft = find_draft_model(config, files, spec, phases)
@@ -238,7 +237,9 @@ def _executor(
     # What is guessed stands behind the last token, which a plan that is made ahead does not know.
     runs_ahead = device.runs_ahead and scheduler.speculator is None
     if ranks is not None:
-        return RanksExecutor(runner, ranks, runs_ahead=runs_ahead)
+        stages = scheduler.limits.num_stages
+        depth = stages if stages > 1 else 1 + runs_ahead
+        return RanksExecutor(runner, ranks, steps_in_flight=depth)
     return DeviceExecutor(runner) if runs_ahead else LocalExecutor(runner)
 
 
@@ -287,7 +288,7 @@ def _load(start: _Start, device: "Device", resolution: Resolution) -> "Model":
     before = device.memory_used()
     with start.phases.timed(WEIGHTS_PHASE), memory_guard("loading the weights", resolution):
         model = libraries.build_model(
-            spec,
+            stage_of(spec, resolution.cuts, 0),
             dummy or weights,
             dtype=device.dtype(config.dtype),
             device=place,
@@ -430,6 +431,7 @@ def _rank_setup(resolution: Resolution) -> RankSetup:
         captured_bytes=resolution.plan.captured,
         captured_sizes=resolution.captured_sizes,
         in_host=resolution.plan.placement.params,
+        cuts=resolution.cuts,
     )
 
 

@@ -79,6 +79,9 @@ class ForwardBatch:
     where a picture's see all of it; None where each sees just those up to itself."""
     chosen: torch.Tensor | None = None
     """What the last layer with an indexer chose, as `Ops.choose_keys` gives it."""
+    carried: torch.Tensor | None = None
+    """fp32 [num_tokens, columns], in all but the first stage of a pipeline: what the one before has
+    computed."""
     token_types: torch.Tensor | None = None
     """int64 [num_tokens], for encoders: which text of a pair a token belongs to."""
 

@@ -21,7 +21,7 @@ class LayerInputs(nn.Module):
         super().__init__()
         assert model.layer_inputs is not None
         spec = self.spec = model.layer_inputs
-        self._num_layers = len(model.layers)
+        self._num_layers = model.inputs_from_here
         width = self._num_layers * spec.size
         self.embed = VocabTable(context, spec.vocab_size, width, model.vocab_size)
         self.projection = replicated(context, model.hidden_size, width)
@@ -38,9 +38,10 @@ class LayerInputs(nn.Module):
         rows = ops.scale(self.embed(ids), (self.spec.size / 2) ** 0.5)
         return ops.add_to(rows, self.norm(projected).flatten(1))
 
-    def of_layer(self, inputs: torch.Tensor, index: int) -> torch.Tensor:
-        """A layer's part of what `forward` gives: [tokens, size]."""
-        return inputs[:, index * self.spec.size : (index + 1) * self.spec.size]
+
+def input_of(inputs: torch.Tensor, spec: LayerInputSpec, index: int) -> torch.Tensor:
+    """A layer's part of what `LayerInputs` gives: [tokens, size]."""
+    return inputs[:, index * spec.size : (index + 1) * spec.size]
 
 
 class LayerInput(nn.Module):

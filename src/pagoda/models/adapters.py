@@ -34,7 +34,9 @@ class ModelAdapters:
     def __init__(self, model: Model, room: ResolvedAdapters, *, of_gguf: bool):
         """Takes the memory of all slots. `of_gguf`: as `AdaptedWeights` has it."""
         self._room = room
-        self._weights = AdaptedWeights(model.spec, of_gguf)
+        self._stage = model.spec.stage
+        whole = model.spec if self._stage is None else self._stage.whole
+        self._weights = AdaptedWeights(whole, of_gguf)
         layers = {path: x for path, x in model.named_modules() if path.startswith("layers.")}
         self._layers: dict[str, Linear] = {
             f"{path}.weight": layer
@@ -96,14 +98,16 @@ class ModelAdapters:
         return found
 
     def _modules(self, files: AdapterFiles) -> Iterator["_Adapted | AdaptedExperts"]:
-        experts = list(self._of_experts(files))
-        yield from turned_around(files, experts)
-        done = {each.name for each in experts}
+        yield from turned_around(files, list(self._of_experts(files)))
         for name, module in files.modules.items():
-            if name in done:
+            if self._mixture(name, files) is not None:
                 continue
             source, rule = self._weights.find(name, files.kind)
-            layer = self._layers.get(rule.param)
+            own = self._own(rule.param)
+            if own is None:
+                continue  # another stage's
+            rule = replace(rule, param=own)
+            layer = self._layers.get(own)
             if layer is None:
                 raise UnsupportedModelError(
                     f"Its module {ascii(name)[1:-1]} chooses experts, and adapters on that are not "
@@ -111,10 +115,19 @@ class ModelAdapters:
                 )
             yield _Adapted(name, module, source, rule, layer)
 
+    def _own(self, path: str) -> str | None:
+        """What something of the whole model is called here; None where another stage has it."""
+        return path if self._stage is None else self._stage.own(path)
+
+    def _mixture(self, name: str, files: AdapterFiles) -> str | None:
+        """Where the whole model has the experts of a module; None where it is no expert's."""
+        place = expert_module(name)
+        return None if place is None else self._weights.mixture(place, files.kind)
+
     def _of_experts(self, files: AdapterFiles) -> Iterator[AdaptedExperts]:
         for name, module in files.modules.items():
-            place = expert_module(name)
-            path = None if place is None else self._weights.mixture(place, files.kind)
+            place, whole = expert_module(name), self._mixture(name, files)
+            path = None if whole is None else self._own(whole)
             if place is None or path is None:
                 continue
             if path not in self._mixtures:

@@ -77,11 +77,18 @@ class Model(nn.Module):
         self.draft_head = None
         self.projections = nn.ModuleList(
             replicated(context, dense.in_features, dense.out_features, bias=dense.bias)
-            for dense in spec.pooling.dense
+            for dense in (spec.pooling.dense if spec.ends else ())
         )
 
+    @property
+    def carried_size(self) -> int:
+        """Columns of what this stage of a model reads of the one before (`ForwardBatch.carried`).
+        What it hands on to the next one is that stage's."""
+        return self.spec.hidden_size
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [tokens, hidden_size] of the last layer."""
+        """Hidden states [tokens, hidden_size] of the last layer; of a stage that others follow
+        what the next one reads."""
         raise NotImplementedError
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -131,16 +138,17 @@ class CausalLM(Model):
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
-        self.embed = VocabTable(context, spec.vocab_size, spec.hidden_size)
+        tied = spec.tie_word_embeddings
+        if spec.begins or (spec.ends and tied):
+            self.embed = VocabTable(context, spec.vocab_size, spec.hidden_size)
         self.layers = nn.ModuleList(
             self.layer_class(context, spec, layer, index) for index, layer in enumerate(spec.layers)
         )
-        self.norm = self.norm_class(context, spec.hidden_size, spec.norm_eps)
-        if spec.tie_word_embeddings:
-            self.head = self.embed
-        else:
-            self.head = VocabTable(context, spec.vocab_size, spec.hidden_size)
-        if spec.pooling.labels and spec.pooling.answers is None:
+        if spec.ends:
+            self.norm = self.norm_class(context, spec.hidden_size, spec.norm_eps)
+            vocab = (context, spec.vocab_size, spec.hidden_size)
+            self.head = self.embed if tied else VocabTable(*vocab)
+        if spec.ends and spec.pooling.labels and spec.pooling.answers is None:
             self.score = replicated(context, spec.hidden_size, len(spec.pooling.labels))
         self.taps: LayerTaps | None = None
         if spec.draft_head is not None and spec.drafts:
@@ -149,9 +157,9 @@ class CausalLM(Model):
             self.draft_head = self.draft_head_class(self, spec.draft_head)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        hidden_states = self.embedded(batch)
-        residual: torch.Tensor | None = None
+        """Normalized hidden states [tokens, hidden_size] of the last layer; of a stage that others
+        follow the sum behind it, fp32."""
+        hidden_states, residual = self.begun(batch)
         for index, layer in enumerate(self.layers):
             if self.taps is not None:
                 self.taps.keep(index, hidden_states, residual)
@@ -161,7 +169,18 @@ class CausalLM(Model):
         assert residual is not None
         if self.taps is not None:
             self.taps.keep(len(self.layers), hidden_states, residual)
+        if not self.spec.ends:
+            return ops.add_to(hidden_states, residual)
         return self.norm.add(hidden_states, residual)[0]
+
+    def begun(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(What the first layer reads [tokens, hidden_size], the fp32 sum that it is yet to be
+        added to): embeddings and none, or nothing and what the stage before has computed."""
+        carried = batch.carried
+        if carried is None:
+            return self.embedded(batch), None
+        self.context.adapters.slots = batch.adapters
+        return torch.zeros_like(carried, dtype=self.context.dtype), carried
 
     def embedded(self, batch: ForwardBatch) -> torch.Tensor:
         """[tokens, hidden_size]: what the first layer reads, pictures included. From here on layers

@@ -4,6 +4,7 @@
 import torch
 from torch import nn
 
+from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.kernels import ops
 from pagoda.layers.attention import EncoderAttention
@@ -70,6 +71,20 @@ class Encoder(Model):
         assert encoder is not None
         hidden = spec.hidden_size
         self.encoder = encoder
+        self._dtype = torch.float32 if encoder.rms_norms else context.dtype
+        if spec.begins:
+            self._add_tables(context, spec, encoder)
+        self.layers = nn.ModuleList(EncoderLayer(context, spec, layer) for layer in spec.layers)
+        if spec.ends and encoder.final_norm:
+            self.norm = _norm(context, spec)
+        if spec.ends and spec.pooling.labels:
+            self.dense = replicated(context, hidden, hidden, bias=encoder.head_bias)
+            if encoder.head == "normed":
+                self.head_norm = _norm(context, spec)
+            self.classifier = replicated(context, hidden, len(spec.pooling.labels), bias=True)
+
+    def _add_tables(self, context: LayerContext, spec: ModelSpec, encoder: EncoderSpec) -> None:
+        hidden = spec.hidden_size
         self.embed = VocabTable(context, spec.vocab_size, hidden)
         # Too small to be worth an exchange between ranks.
         if encoder.num_positions:
@@ -78,17 +93,19 @@ class Encoder(Model):
             self.types = VocabTable(context.whole, encoder.num_token_types, hidden)
         if encoder.embed_norm:
             self.embed_norm = _norm(context, spec)
-        self.layers = nn.ModuleList(EncoderLayer(context, spec, layer) for layer in spec.layers)
-        if encoder.final_norm:
-            self.norm = _norm(context, spec)
-        if spec.pooling.labels:
-            self.dense = replicated(context, hidden, hidden, bias=encoder.head_bias)
-            if encoder.head == "normed":
-                self.head_norm = _norm(context, spec)
-            self.classifier = replicated(context, hidden, len(spec.pooling.labels), bias=True)
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Hidden states [tokens, hidden_size] of the last layer."""
+        """Hidden states [tokens, hidden_size] of the last layer; fp32 of a stage that others
+        follow."""
+        carried = batch.carried
+        x = self._embedded(batch) if carried is None else carried.to(self._dtype)
+        for layer in self.layers:
+            x = layer(x, batch)
+        if not self.spec.ends:
+            return x.float()
+        return self.norm(x).to(self.context.dtype) if self.encoder.final_norm else x
+
+    def _embedded(self, batch: ForwardBatch) -> torch.Tensor:
         x: torch.Tensor = self.embed(batch.token_ids)
         if self.encoder.num_positions:
             x = x + self.positions(batch.positions + self.encoder.position_offset)
@@ -99,9 +116,7 @@ class Encoder(Model):
             x = self.embed_norm(x)
         if self.encoder.rms_norms:
             x = x.float() * self.spec.embedding_scale
-        for layer in self.layers:
-            x = layer(x, batch)
-        return self.norm(x).to(self.context.dtype) if self.encoder.final_norm else x
+        return x
 
     def classify(self, pooled: torch.Tensor) -> torch.Tensor:
         inner = self.dense(pooled)

@@ -9,7 +9,7 @@ from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.layers.attention import Attention, borrow_scales
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
-from pagoda.layers.layer_inputs import LayerInput, LayerInputs
+from pagoda.layers.layer_inputs import LayerInput, LayerInputs, input_of
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.moe import MixtureOfExperts
 from pagoda.layers.norm import RMSNorm, Vector
@@ -103,8 +103,7 @@ class Gemma(CausalLM):
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
         borrow_scales([cast(GemmaLayer, layer).attention for layer in self.layers])
-        self.has_inputs = spec.layer_inputs is not None
-        if spec.layer_inputs is not None:
+        if spec.layer_inputs is not None and spec.begins:
             self.layer_inputs = LayerInputs(context, spec)
         if spec.vision is not None and context.parallel.sees:
             tower = PooledVisionTower if spec.vision.gated else SiglipTower
@@ -114,17 +113,39 @@ class Gemma(CausalLM):
     def encoders(self) -> Encoders:
         return {} if self.spec.vision is None else {"image": self.vision.slices}
 
+    @property
+    def carried_size(self) -> int:
+        spec = self.spec.layer_inputs
+        inputs = 0 if spec is None else self.spec.inputs_from_here * spec.size
+        return self.spec.hidden_size + inputs
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        hidden_states = self.embedded(batch)
+        """Normalized hidden states [tokens, hidden_size] of the last layer; of a stage that others
+        follow the sum behind it and the inputs of later layers, fp32."""
+        residual, inputs = self._begun(batch)
         layers = [cast(GemmaLayer, layer) for layer in self.layers]
-        inputs = self.layer_inputs(hidden_states, batch) if self.has_inputs else None
-        residual = hidden_states.float()
-        hidden_states = layers[0].attention_norm(hidden_states)
-        assert isinstance(self.norm, RMSNorm)
-        norms = [*(layer.attention_norm for layer in layers[1:]), self.norm]
+        hidden_states: torch.Tensor = layers[0].attention_norm(residual).to(self.context.dtype)
+        # The norm that follows a stage is the next one's.
+        last = self.norm if self.spec.ends else layers[0].attention_norm
+        assert isinstance(last, RMSNorm)
+        norms = [*(layer.attention_norm for layer in layers[1:]), last]
+        spec = self.spec.layer_inputs
         for index, (layer, norm) in enumerate(zip(layers, norms, strict=True)):
-            given = None if inputs is None else self.layer_inputs.of_layer(inputs, index)
+            given = None if spec is None or inputs is None else input_of(inputs, spec, index)
             result, residual = layer(hidden_states, residual, batch, given)
             hidden_states, residual = layer.join(result, residual, norm)
-        return hidden_states
+        if self.spec.ends:
+            return hidden_states
+        if spec is None or inputs is None:
+            return residual
+        return torch.cat((residual, inputs[:, len(layers) * spec.size :].float()), 1)
+
+    def _begun(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(The fp32 sum that the first layer reads, what layers are given)."""
+        spec, carried = self.spec.layer_inputs, batch.carried
+        if carried is None:
+            embedded = self.embedded(batch)
+            return embedded.float(), None if spec is None else self.layer_inputs(embedded, batch)
+        self.context.adapters.slots = batch.adapters
+        inputs = carried[:, self.spec.hidden_size :].to(self.context.dtype)
+        return carried[:, : self.spec.hidden_size].contiguous(), None if spec is None else inputs

@@ -13,7 +13,7 @@ from pagoda.kernels import ops
 from pagoda.layers.attention import Attention, borrow_scales
 from pagoda.layers.batch import ForwardBatch
 from pagoda.layers.context import LayerContext
-from pagoda.layers.layer_inputs import LayerInput, LayerInputs
+from pagoda.layers.layer_inputs import LayerInput, LayerInputs, input_of
 from pagoda.layers.linear import ExactLinear, Shard, replicated
 from pagoda.layers.mlp import GatedMlp
 from pagoda.layers.mobile_net import MobileNet
@@ -115,15 +115,19 @@ class Gemma3nLayer(DecoderLayer):
 class StreamEnds(nn.Module):
     """Products that make the other streams of an embedding, and of streams one hidden state."""
 
-    def __init__(self, context: LayerContext, spec: AltUpSpec, hidden_size: int):
+    def __init__(self, context: LayerContext, spec: ModelSpec, altup: AltUpSpec):
         super().__init__()
-        self.expand, self.join = (
-            nn.ModuleList(
-                replicated(context, hidden_size, hidden_size) for _ in range(1, spec.num_streams)
-            )
-            for _ in range(2)
-        )
+        if spec.begins:
+            self.expand = self._products(context, altup, spec.hidden_size)
+        if spec.ends:
+            self.join = self._products(context, altup, spec.hidden_size)
         self._dtype = context.dtype
+
+    @staticmethod
+    def _products(context: LayerContext, spec: AltUpSpec, hidden_size: int) -> nn.ModuleList:
+        return nn.ModuleList(
+            replicated(context, hidden_size, hidden_size) for _ in range(1, spec.num_streams)
+        )
 
     def expanded(self, x: torch.Tensor) -> Streams:
         """The embeddings [tokens, hidden_size], and products of them that are as large."""
@@ -147,10 +151,12 @@ class Gemma3n(CausalLM):
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
-        assert spec.altup is not None
+        assert spec.altup is not None and spec.layer_inputs is not None
         borrow_scales([cast(Gemma3nLayer, layer).attention for layer in self.layers])
-        self.layer_inputs = LayerInputs(context, spec)
-        self.altup = StreamEnds(context, spec.altup, spec.hidden_size)
+        if spec.begins:
+            self.layer_inputs = LayerInputs(context, spec)
+        self.altup = StreamEnds(context, spec, spec.altup)
+        self._num_streams, self._inputs = spec.altup.num_streams, spec.layer_inputs
         if spec.vision is not None and context.parallel.sees:
             self.vision = MobileNet(context.whole, spec.vision, spec.hidden_size)
 
@@ -158,13 +164,32 @@ class Gemma3n(CausalLM):
     def encoders(self) -> Encoders:
         return {} if self.spec.vision is None else {"image": self.vision.slices}
 
+    @property
+    def carried_size(self) -> int:
+        inputs = self.spec.inputs_from_here * self._inputs.size
+        return self._num_streams * self.spec.hidden_size + inputs
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Normalized hidden states [tokens, hidden_size] of the last layer."""
-        embedded = self.embedded(batch)
-        inputs = self.layer_inputs(embedded, batch)
-        streams = self.altup.expanded(embedded)
+        """Normalized hidden states [tokens, hidden_size] of the last layer; of a stage that others
+        follow all streams behind it and the inputs of later layers, fp32."""
+        streams, inputs = self._begun(batch)
         for index, layer in enumerate(self.layers):
-            given = self.layer_inputs.of_layer(inputs, index)
+            given = input_of(inputs, self._inputs, index)
             streams = cast(Gemma3nLayer, layer).advanced(streams, batch, given)
+        if not self.spec.ends:
+            later = inputs[:, len(self.layers) * self._inputs.size :].float()
+            return torch.cat((*streams, later), 1)
         hidden_states: torch.Tensor = self.norm(self.altup.joined(streams))
         return hidden_states.to(self.context.dtype)
+
+    def _begun(self, batch: ForwardBatch) -> tuple[Streams, torch.Tensor]:
+        """The streams that the first layer reads, and what layers are given."""
+        carried = batch.carried
+        if carried is None:
+            embedded = self.embedded(batch)
+            return self.altup.expanded(embedded), self.layer_inputs(embedded, batch)
+        self.context.adapters.slots = batch.adapters
+        width = self._num_streams * self.spec.hidden_size
+        streams = carried[:, :width].chunk(self._num_streams, 1)
+        inputs = carried[:, width:].to(self.context.dtype)
+        return [stream.contiguous() for stream in streams], inputs.contiguous()

@@ -13,10 +13,9 @@ class HearingLlama(CausalLM):
 
     def __init__(self, spec: ModelSpec, context: LayerContext):
         super().__init__(spec, context)
-        assert spec.audio is not None
-        if context.parallel.sees:
+        if spec.audio is not None and context.parallel.sees:
             self.audio = AudioTower(context.whole, spec.audio, spec.hidden_size)
 
     @property
     def encoders(self) -> Encoders:
-        return {"audio": self.audio.slices}
+        return {} if self.spec.audio is None else {"audio": self.audio.slices}

@@ -130,6 +130,7 @@ def _complete(spec: ModelSpec, checkpoint: Checkpoint | None) -> Checkpoint:
             "for random ones."
         )
     names = checkpoint.tensors
+    spec = spec if spec.stage is None else spec.stage.whole
     wanted = {source for rule in spec.expanded_weights() for source in rule.sources} | _factors(
         spec
     )

@@ -100,7 +100,7 @@ def check_tokens(name: str, model: "Tokenizer", draft: "Tokenizer") -> None:
 
 def _why_not(config: EngineConfig, spec: ModelSpec, draft: ModelSpec) -> str:
     parallel = config.parallel
-    if parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1:
+    if parallel.num_ranks > 1:
         return "the model is split over several devices, and a draft model runs on one"
     if draft.encoder is not None or not draft.writes_text:
         return "it makes vectors and scores, and no text"

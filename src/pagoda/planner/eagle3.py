@@ -40,7 +40,7 @@ def head_name(config: EngineConfig, spec: ModelSpec) -> str:
             f"the layers of {spec.architecture} cannot be read by a head here; those of "
             f"{', '.join(_READ)} can"
         )
-    elif config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size > 1:
+    elif config.parallel.num_ranks > 1:
         problem = "a head drafts on one device only, and several share this model"
     elif config.model.load_format == "dummy":
         problem = "a head guesses nothing that random weights (--load-format dummy) say"

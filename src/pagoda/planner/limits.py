@@ -17,4 +17,5 @@ def scheduler_limits(config: ResolvedConfig, *, whole_media: bool = False) -> Sc
         max_step_seconds=scheduler.max_step_seconds,
         max_step_growth=scheduler.max_step_growth,
         whole_media=whole_media,
+        num_stages=config.parallel.pipeline_parallel_size,
     )

@@ -6,6 +6,7 @@ from functools import cache
 
 from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.spec import AttentionSpec, LayerSpec, MlpSpec, ModelSpec, MoeSpec
+from pagoda.arch.stage import stage_of
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.config.engine import EngineConfig
@@ -14,22 +15,18 @@ from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import FORMATS
 
 
-def rank_spec(spec: ModelSpec, tensor_parallel: int, pipeline_parallel: int = 1) -> ModelSpec:
-    """The share of the device that holds most: the first of the pipeline's, with as many layers as
-    any.
+def rank_spec(spec: ModelSpec, tensor_parallel: int) -> ModelSpec:
+    """The share of one device that others share layers with.
 
     The vocabulary, the vision tower and all widths between layers stay whole. ConfigError where
     heads or experts cannot be dealt out equally.
     """
-    if tensor_parallel == pipeline_parallel == 1:
+    if tensor_parallel == 1:
         return spec
-    if pipeline_parallel > len(spec.layers):
-        raise ConfigError(
-            f"--pipeline-parallel-size {pipeline_parallel} is more than the model's "
-            f"{len(spec.layers)} layers."
-        )
-    count = -(-len(spec.layers) // pipeline_parallel)
-    layers = tuple(_layer(layer, tensor_parallel) for layer in spec.layers[:count])
+    stage = spec.stage
+    if stage is not None:
+        return stage_of(rank_spec(stage.whole, tensor_parallel), stage.cuts, stage.index)
+    layers = tuple(_layer(layer, tensor_parallel) for layer in spec.layers)
     head = spec.draft_head
     if head is not None:
         head = replace(head, layer=_layer(head.layer, tensor_parallel))

@@ -3,6 +3,7 @@
 Nothing else in Pagoda decides a default that depends on the model or the machine.
 """
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.spec import ModelSpec
+from pagoda.arch.stage import stage_of
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
@@ -33,6 +35,7 @@ from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.memory.pool import (
     check_chosen_pool,
     pool_limit,
+    wanted_contexts,
     with_host_slabs,
     with_pool,
 )
@@ -55,6 +58,7 @@ from pagoda.planner.resolved import (
     ResolvedScheduler,
 )
 from pagoda.planner.speculation import resolve_speculation, with_draft_head
+from pagoda.planner.stages import check_stages, cut_places, even_cuts, layer_bytes
 from pagoda.planner.threads import resolve_threads
 from pagoda.planner.worth_capturing import sizes_worth_capturing
 from pagoda.weights.checkpoint import TensorInfo
@@ -88,6 +92,8 @@ class Resolution:
     """What attends to the cache, and how it lies for it."""
     captured_sizes: tuple[CapturedSize, ...] = ()
     """Steps that are captured on a GPU."""
+    cuts: tuple[int, ...] = ()
+    """As `StageSpec` has them; empty without a pipeline."""
 
 
 def resolve(
@@ -113,6 +119,7 @@ def resolve(
         _check_can_quantize(config, packed)
         tensors = quantized_tensors(spec, tensors, quantization)
     check_split(spec, tensors, config.parallel.tensor_parallel_size)
+    check_stages(config, spec)
     if not packed:
         facts = replace(facts, packed_storages=frozenset())
     dtype, kv_dtype = _resolve_types(config, spec, storage, facts, reasons)
@@ -154,8 +161,8 @@ def resolve(
         resolve_speculation(config, spec, device.device, reasons),
         resolve_adapters(config.adapters, spec, dtype, reasons),
     )
-    held = _held(chosen, spec, tensors, facts)
-    plan = _empty_plan(chosen, spec, held, facts, attention.layout)
+    cuts = _cuts(config, chosen, spec, tensors, facts, attention.layout, reasons)
+    held, plan = _of_largest(chosen, spec, cuts, tensors, facts, attention.layout)
     plan = with_host_slabs(config, plan)
     if draft is not None:
         plan = with_draft_memory(plan, draft, chosen, facts)
@@ -167,7 +174,7 @@ def resolve(
     if plan.groups:
         chosen, plan = with_pool(config, chosen, spec, plan, limit, reasons)
         check_chosen_pool(config, plan, facts)
-    return Resolution(chosen, plan, reasons, packed, limit, attention, sizes)
+    return Resolution(chosen, plan, reasons, packed, limit, attention, sizes, cuts)
 
 
 def _with_captures(
@@ -178,9 +185,11 @@ def _with_captures(
     recurrent = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, RecurrentSpec)]
     captures = attention.captured and all(mixer.capturable for mixer in recurrent)
     captures = captures and not config.device.enforce_eager
+    captures = captures and config.parallel.pipeline_parallel_size == 1
     if facts.device == "cpu" or spec.encoder is not None or not captures:
         return (), plan
-    ranks, own = config.parallel.tensor_parallel_size, _own(chosen, spec)
+    ranks = config.parallel.tensor_parallel_size
+    own = rank_spec(spec, ranks)
     part = GpuPart(likest_gpu(facts), ranks, False, own, held, plan.groups)
     sizes = sizes_worth_capturing(chosen, part, attention, facts, reasons)
     captured = memory.captured_bytes(own, chosen.model.dtype, sizes, ranks)
@@ -394,9 +403,38 @@ def _resolve_media(
     )
 
 
-def _own(config: ResolvedConfig, spec: ModelSpec) -> ModelSpec:
-    parallel = config.parallel
-    return rank_spec(spec, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+def _cuts(
+    asked: EngineConfig, config: ResolvedConfig, spec: ModelSpec,
+    tensors: Mapping[str, TensorInfo], facts: DeviceFacts, layout: KVLayout, reasons: list[Reason],
+) -> tuple[int, ...]:  # fmt: skip
+    """Where stages begin, by the bytes of layers; empty without a pipeline."""
+    stages, ranks = config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
+    if stages == 1:
+        return ()
+    groups = kv_groups(rank_spec(spec, ranks), layout, config.cache.kv_cache_dtype)
+    context = wanted_contexts(asked, spec)[1]
+    held = _held(config, spec, tensors, facts)
+    chunk = config.scheduler.max_num_batched_tokens
+    nbytes = layer_bytes(spec, held, groups, context, chunk)
+    cuts = even_cuts(nbytes, cut_places(spec), stages)
+    told = ", ".join(str(stop - first) for first, stop in itertools.pairwise(cuts))
+    reasons.append(Reason("pipeline_parallel_size", stages, f"stages of {told} layers, by bytes"))
+    return cuts
+
+
+def _of_largest(
+    config: ResolvedConfig, spec: ModelSpec, cuts: tuple[int, ...],
+    tensors: Mapping[str, TensorInfo], facts: DeviceFacts, layout: KVLayout,
+) -> tuple[list[HeldWeight], MemoryPlan]:  # fmt: skip
+    """The weights of the device that holds most, and its plan without a pool, with the groups of
+    rank 0."""
+    found = []
+    for index in range(max(1, len(cuts) - 1)):
+        own = stage_of(spec, cuts, index)
+        held = _held(config, own, tensors, facts)
+        found.append((held, _empty_plan(config, own, held, facts, layout)))
+    held, plan = max(found, key=lambda part: part[1].weights + part[1].beside_weights)
+    return held, replace(plan, groups=found[0][1].groups)
 
 
 def _held(
@@ -404,7 +442,7 @@ def _held(
 ) -> list[HeldWeight]:
     """The weights of one device."""
     return held_weights(
-        replace(spec, layers=spec.layers[: len(_own(config, spec).layers)]),
+        spec,
         tensors,
         config.model.dtype,
         facts.packed_storages,
@@ -420,7 +458,7 @@ def _empty_plan(
     layout: KVLayout,
 ) -> MemoryPlan:
     dtype, scheduler = config.model.dtype, config.scheduler
-    own = _own(config, spec)
+    own = rank_spec(spec, config.parallel.tensor_parallel_size)
     activations = memory.activation_bytes(
         own, dtype, scheduler.max_num_batched_tokens, config.max_num_samples
     )

@@ -75,7 +75,7 @@ def resolve_speculation(
         "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
     )
     if method in ("mtp", "eagle3"):
-        devices = config.parallel.tensor_parallel_size
+        devices = config.parallel.num_ranks
         length = speculative_tokens(asked.mode, devices, True, env.get("PAGODA_SPEC_TOKENS"))
         most = asked.count("num_speculative_tokens", int(length.value))
         reasons.append(replace(length, value=most))
@@ -110,6 +110,6 @@ def _method(spec: ModelSpec, config: EngineConfig) -> tuple[str, str]:
 def _why_no_head(spec: ModelSpec, config: EngineConfig) -> str:
     if spec.draft_head is None:
         return "the checkpoint has no draft head (MTP tensors)"
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         return "a head drafts on one device only"
     return ""

@@ -43,7 +43,7 @@ def _why(threads: int, nodes: Sequence[MemoryNode]) -> str:
 
 def _whole(config: EngineConfig, nodes: Sequence[MemoryNode], threads: int) -> str:
     """Why several memories are treated as one; empty where they are not."""
-    if config.parallel.tensor_parallel_size > 1:
+    if config.parallel.num_ranks > 1:
         return "ranks share the machine's cores"
     if len(nodes) > MOST_NODES:
         return f"the kernels' threads know {MOST_NODES} nodes at most"

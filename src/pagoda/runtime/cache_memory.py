@@ -104,7 +104,7 @@ def _parts(
 ) -> Iterator[tuple[torch.Tensor, ...]]:
     """Each layer's parts of rows of bytes, so many elements long."""
     *starts, layer_bytes = [0, *accumulate(group.part_bytes)]
-    for layer in range(0, group.block_bytes, layer_bytes):
+    for layer in range(0, len(group.layers) * layer_bytes, layer_bytes):
         yield tuple(
             rows[:, layer + start : layer + start + size * dtype.itemsize].view(dtype)
             for start, size in zip(starts, sizes, strict=True)

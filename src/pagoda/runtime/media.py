@@ -235,6 +235,10 @@ class MediaEncoder:
             rows[target] = part.embedded(rows.device)
         batch.input_embeds, batch.embed_rows = embeds[0], rows
         batch.layer_embeds = embeds[1:].float().unbind()
+        self.let_see(batch, media)
+
+    def let_see(self, batch: ForwardBatch, media: Sequence[MediaRows]) -> None:
+        """Have the tokens of a picture see all of it, where the model has them so."""
         if self._both_ways:
             batch.sees_until = _sight(batch, media)
 

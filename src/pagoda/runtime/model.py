@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from pagoda.arch.spec import ModelSpec
 from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import Encoders
 
@@ -12,8 +13,18 @@ class Model(Protocol):
     """`compute_logits` if it writes text, `classify` if it has labels, `project` if linear layers
     stand behind its pooling, `encoders` if it takes media."""
 
+    @property
+    def spec(self) -> ModelSpec:
+        """What it is, or which stage of what."""
+        ...
+
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
         """Hidden states [num_tokens, hidden]."""
+        ...
+
+    @property
+    def carried_size(self) -> int:
+        """As `models.base.Model` has it."""
         ...
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:

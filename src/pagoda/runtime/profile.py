@@ -67,8 +67,12 @@ def largest_step(
     rest = np.arange(few[-1], count, longest)
     for starts in (prompts, np.concatenate((few[:-1], rest, [count]))):
         batch = step_of(starts, groups, cache, device, longest)
+        if not model.spec.begins:
+            shape = (count, model.carried_size)
+            batch.carried = torch.zeros(shape, device=device.torch_device)
         hidden_states = model.forward(batch)
-        ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
+        if model.spec.ends:
+            ops.first_max(model.compute_logits(hidden_states[: min(count, max_num_samples)]))
 
 
 def step_of(

@@ -1,5 +1,6 @@
 """What ranks exchange while they compute: over gloo between CPUs, over NCCL between GPUs."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +18,10 @@ from pagoda.runtime.symmetric_sum import SymmetricSum, symmetric_sum
 _EXCHANGE = timedelta(minutes=10)
 # All ranks have said that they are there before the first one waits for them.
 _MEETING = timedelta(minutes=1)
+# Tags of what goes from stage to stage, and from the last one to rank 0.
+_ON, _BACK = 1, 2
+# Sent by one rank in a step, at most.
+_MESSAGES = 3
 
 
 class PeerLostError(Exception):
@@ -27,11 +32,27 @@ class PeerLostError(Exception):
 
 
 class RankGroup:
-    """One rank's line to the others on this machine. `parallel` is what layers are built with."""
+    """One rank's line to the others on this machine. `parallel` is what layers are built with.
 
-    def __init__(self, rank: int, size: int):
-        self.parallel = Parallel(rank, size, self.reduce, self.gather)
+    The first `size` ranks are the first stage of a pipeline, the next ones the second, and so on.
+    """
+
+    def __init__(self, rank: int, size: int, num_stages: int = 1):
+        """`size`: ranks that share each layer."""
+        self.rank = rank
+        self.stage, place = divmod(rank, size)
+        self.num_stages = num_stages
+        self.parallel = Parallel(place, size)
+        if size > 1:
+            self.parallel = Parallel(place, size, self.reduce, self.gather)
         self._group: Any = None
+        """Those of its stage."""
+        self._stages: Any = None
+        """All ranks of a pipeline."""
+        self._hosts: Any = None
+        """All ranks, for what is in the host's memory."""
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+        """What others may not have taken yet."""
         self._small: SymmetricSum | None = None
         """What adds up small tensors, where the GPUs can read each other's memory."""
         self._votes = torch.empty(0)
@@ -48,26 +69,73 @@ class RankGroup:
         ):
             raise ConfigError(
                 f"This torch cannot connect several {device.type} devices; install a build with "
-                "torch.distributed, or leave out --tensor-parallel-size."
+                "torch.distributed, or leave out --tensor-parallel-size and "
+                "--pipeline-parallel-size."
             )
-        rank, size = self.parallel.rank, self.parallel.size
         # Made now: a rank may have to say that it found no memory.
         self._votes = torch.zeros(1, dtype=torch.int32, device=device)
-        store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]  # not in stubs
+        store = distributed.FileStore(str(path), self.num_ranks)  # type: ignore[attr-defined]  # not in stubs
         store.set_timeout(_MEETING)
+        place, size = self.parallel.rank, self.parallel.size
+        make = _nccl if device.type == "cuda" else _gloo
         with _peers_needed():
-            if device.type == "cuda":
-                options = distributed.ProcessGroupNCCL.Options()
-                options._timeout = _EXCHANGE
-                self._group = distributed.ProcessGroupNCCL(store, rank, size, options)
-                self._group.eager_connect_single_device(device)
-                self._small = symmetric_sum(self._group, store, device, self.reduce, self.agree)
+            own = distributed.PrefixStore(f"stage {self.stage}", store)  # type: ignore[attr-defined]
+            if size > 1:
+                self._group = make(own, place, size, device)
+            if size > 1 and device.type == "cuda":
+                self._small = symmetric_sum(self._group, own, device, self.reduce, self.agree)
+            if self.num_stages == 1:
                 return
-            options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in stubs
-            options._timeout = _EXCHANGE
-            # By default it would listen where the machine's name resolves to.
-            options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-            self._group = distributed.ProcessGroupGloo(store, rank, size, options)
+            every = distributed.PrefixStore("all", store)  # type: ignore[attr-defined]
+            self._stages = self._hosts = make(every, self.rank, self.num_ranks, device)
+            if device.type == "cuda":
+                hosts = distributed.PrefixStore("hosts", store)  # type: ignore[attr-defined]
+                self._hosts = _gloo(hosts, self.rank, self.num_ranks, device)
+
+    @property
+    def num_ranks(self) -> int:
+        return self.parallel.size * self.num_stages
+
+    @property
+    def _all(self) -> Any:
+        return self._group if self.num_stages == 1 else self._stages
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this is one of the last stage's ranks, which have logits."""
+        return self.stage == self.num_stages - 1
+
+    def hand_on(self, x: torch.Tensor) -> None:
+        """Send a contiguous tensor of the device to this rank's neighbour in the next stage. It is
+        not waited for; `x` stays as it is meanwhile."""
+        with _peers_needed():
+            self._keep(self._stages.send([x], self.rank + self.parallel.size, _ON), x)
+
+    def handed_on(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` of the device, filled with what the neighbour in the stage before has handed on."""
+        with _peers_needed():
+            self._stages.recv([x], self.rank - self.parallel.size, _ON).wait()
+        return x
+
+    def give_back(self, x: torch.Tensor) -> None:
+        """Send a contiguous tensor of the host to rank 0, from the first rank of the last stage. It
+        goes from host to host: rank 0's device may have computed further by then, and would let a
+        device that waits for it wait for itself."""
+        with _peers_needed():
+            self._keep(self._hosts.send([x], 0, _BACK), x)
+
+    def given_back(self, x: torch.Tensor) -> torch.Tensor:
+        """`x` of the host, filled with what the last stage has given back."""
+        with _peers_needed():
+            self._hosts.recv([x], self.num_ranks - self.parallel.size, _BACK).wait()
+        return x
+
+    def _keep(self, work: Any, x: torch.Tensor) -> None:
+        """Rank 0 hears of a step before it plans the one that is `num_stages` behind it: whatever
+        was sent so long ago was taken."""
+        self._sent.append((work, x))
+        while len(self._sent) > _MESSAGES * (self.num_stages + 1):
+            self._sent.popleft()[0].wait()
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' tensors of any shape, the same bits on each; may change `x`."""
@@ -79,21 +147,34 @@ class RankGroup:
         return x
 
     def gather(self, part: torch.Tensor, columns: int) -> torch.Tensor:
-        """As `Parallel.gather`; every rank gets the whole."""
-        size = self.parallel.size
+        """As `Parallel.gather`; every rank of the stage gets the whole."""
+        return self._gathered(self._group, self.parallel.size, part, columns)
+
+    def gather_all(self, part: torch.Tensor) -> torch.Tensor:
+        """The parts of all ranks of all stages, as wide as this one, side by side."""
+        return self._gathered(self._all, self.num_ranks, part, part.shape[1] * self.num_ranks)
+
+    @staticmethod
+    def _gathered(group: Any, size: int, part: torch.Tensor, columns: int) -> torch.Tensor:
         width = -(-columns // size)
         if part.shape[1] < width:
             part = torch.nn.functional.pad(part, (0, width - part.shape[1]))
         parts = part.new_empty((size * len(part), width))
         with _peers_needed():
-            self._group._allgather_base(parts, part.contiguous()).wait()
+            group._allgather_base(parts, part.contiguous()).wait()
         whole = parts.view(size, len(part), width).transpose(0, 1).flatten(1)
         return whole[:, :columns].contiguous()
 
     def broadcast(self, x: torch.Tensor) -> None:
-        """Rank 0's contiguous tensor, of any shape, into those of the others."""
+        """The contiguous tensor of a stage's first rank, of any shape, into those of its others."""
+        if self.parallel.size > 1:
+            with _peers_needed():
+                self._group.broadcast([x]).wait()
+
+    def broadcast_all(self, x: torch.Tensor) -> None:
+        """Rank 0's contiguous tensor, of any shape, into those of all others."""
         with _peers_needed():
-            self._group.broadcast([x]).wait()
+            self._all.broadcast([x]).wait()
 
     def agree(self, good: bool) -> bool:
         """Whether all ranks say that it is good; waits for the device."""
@@ -101,8 +182,29 @@ class RankGroup:
 
     def abort(self) -> None:
         """Wake whoever waits for a rank that is gone; gloo sees that by itself."""
-        if self._group is not None and self._group.name() == "nccl":
-            self._group.abort()
+        for group in {self._group, self._stages} - {None}:
+            if group.name() == "nccl":
+                group.abort()
+
+
+def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
+    from torch import distributed
+
+    options = distributed.ProcessGroupNCCL.Options()
+    options._timeout = _EXCHANGE
+    group = distributed.ProcessGroupNCCL(store, rank, size, options)
+    group.eager_connect_single_device(device)
+    return group
+
+
+def _gloo(store: Any, rank: int, size: int, device: torch.device) -> Any:
+    from torch import distributed
+
+    options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in stubs
+    options._timeout = _EXCHANGE
+    # By default it would listen where the machine's name resolves to.
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return distributed.ProcessGroupGloo(store, rank, size, options)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ device runs ahead, rank 0 sends those that it sampled from device to device behi
 rank takes them from there into its next step, and into its rows once they have come.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import torch
 
 from pagoda.base.log import get_logger
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
-from pagoda.core.ranks import RankBlocks, RankCapture, RankStep, RankTiles
+from pagoda.core.ranks import RankBlocks, RankCapture, RankSampled, RankStep, RankTiles
 from pagoda.layers.batch import ForwardBatch
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.block_table import Ints
@@ -101,7 +102,7 @@ def _in_step() -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class _RankRunner(ModelRunner):
+class RankRunner(ModelRunner):
     group: RankGroup = field(kw_only=True)
     tell: Callable[[RankStep | RankCapture | RankBlocks | RankTiles], None] = field(
         kw_only=True, default=lambda order: None
@@ -126,26 +127,26 @@ class _RankRunner(ModelRunner):
     def _all_parts(self, part: Bytes) -> Bytes:
         """uint8 [blocks, bytes of a block on all ranks], of uint8 [blocks, bytes on this one]. All
         ranks call it."""
-        sent = to_tensor(part, self.device.torch_device)
-        gathered = self.group.gather(sent, part.shape[1] * self.group.parallel.size)
+        gathered = self.group.gather_all(to_tensor(part, self.device.torch_device))
         whole: Bytes = gathered.cpu().numpy()
         return whole
 
     def _write_part(self, group: int, blocks: Sequence[int], whole: torch.Tensor) -> None:
         """This rank's part of rank 0's uint8 [blocks, bytes of a block on all ranks]. All ranks
         call it."""
-        self.group.broadcast(whole)
-        rank, size = self.group.parallel.rank, self.group.parallel.size
-        self.cache.write(group, blocks, whole.chunk(size, dim=1)[rank].cpu().numpy())
+        self.group.broadcast_all(whole)
+        part = whole.chunk(self.group.num_ranks, dim=1)[self.group.rank]
+        self.cache.write(group, blocks, part.cpu().numpy())
 
 
 @dataclass(eq=False)
-class LeadingRunner(_RankRunner):
+class LeadingRunner(RankRunner):
     """Rank 0's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._sampled: tuple[list[int], list[int]] = ([], [])
+        self._sampled: list[RankSampled] = []
+        """What the others have yet to hear of."""
 
     def record(self) -> None:
         super().record()
@@ -175,8 +176,8 @@ class LeadingRunner(_RankRunner):
         # fp32 holds the bits of every dtype of activations.
         pictures = {} if step is None else {k: x.float() for k, x in step.encoded.items()}
         shapes = [(name, list(picture.shape)) for name, picture in pictures.items()]
-        self.tell(RankStep(plan, left_out, *self._sampled, self._whole.tolist(), shapes))
-        self._sampled = ([], [])
+        self.tell(RankStep(plan, left_out, self._sampled, self._whole.tolist(), shapes))
+        self._sampled = []
         for picture in pictures.values():
             self.group.broadcast(picture.contiguous())
         return step
@@ -195,7 +196,7 @@ class LeadingRunner(_RankRunner):
             sampled.replace(
                 rows, sample(self._whole_logits(logits), *where, self.states, times=self.times)
             )
-        self._sampled = (sampled.tokens.tolist(), list(sampled.faults))
+        self._sampled.append(RankSampled(sampled.tokens.tolist(), list(sampled.faults)))
         return sampled
 
     def _choose_on_device(
@@ -219,7 +220,7 @@ class LeadingRunner(_RankRunner):
         """uint8 [blocks, bytes of one of the group's blocks on all ranks]."""
         part = self.cache.read(group, blocks)
         if not len(blocks):
-            return np.zeros((0, part.shape[1] * self.group.parallel.size), np.uint8)
+            return np.zeros((0, part.shape[1] * self.group.num_ranks), np.uint8)
         self.tell(RankBlocks(group, list(blocks), writes=False))
         return self._all_parts(part)
 
@@ -231,22 +232,22 @@ class LeadingRunner(_RankRunner):
 
 
 @dataclass(eq=False)
-class FollowingRunner(_RankRunner):
+class FollowingRunner(RankRunner):
     """Any other rank's; `follow` takes the place of `execute`. Its results mean nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.record()
-        self._unsampled: PreparedStep | None = None
-        """The last step, until it is known what was sampled."""
+        self._unsampled: deque[PreparedStep] = deque()
+        """Steps of which it is not known yet what was sampled."""
         self._pictures: list[tuple[str, list[int]]] = []
         self._wait_before: Callable[[], object] = lambda: None
         """Takes up the last step's tokens, where that was launched."""
 
     def follow(self, step: RankStep) -> None:
         """Compute what rank 0 computes. Any error leaves the ranks at different places."""
-        self._take_sampled(step)
-        self._pictures = step.pictures
+        self._take_sampled(step.sampled)
+        self._pictures = step.pictures if self.group.stage == 0 else []
         self._whole = np.array(step.whole, np.int64)
         plan = step.plan.without(step.left_out) if step.left_out else step.plan
         for row in plan.new_rows:
@@ -275,16 +276,15 @@ class FollowingRunner(_RankRunner):
         if not order.writes:
             self._all_parts(part)
             return
-        shape = (len(order.blocks), part.shape[1] * self.group.parallel.size)
+        shape = (len(order.blocks), part.shape[1] * self.group.num_ranks)
         whole = torch.empty(shape, dtype=torch.uint8, device=self.device.torch_device)
         self._write_part(order.group, order.blocks, whole)
 
-    def _take_sampled(self, step: RankStep) -> None:
-        last, self._unsampled = self._unsampled, None
-        if last is None:
-            return
-        faulty = {int(last.places.owners[row]) for row in step.faulty}
-        self.states.accept(last.plan, last.places, np.array(step.sampled, np.int64), faulty)
+    def _take_sampled(self, sampled: Sequence[RankSampled]) -> None:
+        for told in sampled:
+            step = self._unsampled.popleft()
+            faulty = {int(step.places.owners[row]) for row in told.faulty}
+            self.states.accept(step.plan, step.places, np.array(told.tokens, np.int64), faulty)
 
     def _prepare(self, plan: StepPlan) -> PreparedStep | None:
         step = super()._prepare(plan)
@@ -313,7 +313,7 @@ class FollowingRunner(_RankRunner):
         self, step: PreparedStep, computed: Computed, results: Results
     ) -> tuple[list[int], Ints]:
         if computed.logits is not None and len(step.places.requests):
-            self._unsampled = step
+            self._unsampled.append(step)
             if len(self._whole):
                 self._whole_logits(computed.logits)
         return [], np.zeros(0, np.int64)

@@ -13,6 +13,7 @@ from pagoda.base.log import get_logger
 from pagoda.core.grammar import Grammars
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups, state_groups
 from pagoda.core.plan import RequestResult, StepPlan, StepResult
+from pagoda.layers.batch import ForwardBatch
 from pagoda.models.base import DraftHead
 from pagoda.planner.captured import CapturedSize
 from pagoda.runtime.adapters import ResidentAdapters
@@ -388,15 +389,19 @@ class ModelRunner:
         batch = build_batch(arrays, self.cache, device)
         if self._launched is not None and not self._launched.is_done:
             self._launched.fill(batch.token_ids, step)
-        if self.media is not None and arrays.media:
-            self.media.fill(batch, arrays.media, step.encoded)
-        if step.needs & Needs.ALIGN:
-            batch.watched = watched_heads(step, self.states, device)
-        hidden_states = self.model.forward(batch)
+        hidden_states = self._pass(step, batch)
         if not len(samples):
             return Computed(hidden_states, None, watched=batch.watched)
         logits = self.head.logits(_take(hidden_states, samples))
         return Computed(hidden_states, logits, self.head.first_max(logits), batch.watched)
+
+    def _pass(self, step: PreparedStep, batch: ForwardBatch) -> torch.Tensor:
+        """The model's pass over a step's batch, op by op: hidden states."""
+        if self.media is not None and step.arrays.media:
+            self.media.fill(batch, step.arrays.media, step.encoded)
+        if step.needs & Needs.ALIGN:
+            batch.watched = watched_heads(step, self.states, batch.token_ids.device)
+        return self.model.forward(batch)
 
     def _sample(
         self, step: PreparedStep, computed: Computed, results: Results

@@ -229,10 +229,10 @@ def test_several_devices(flag):
 
 
 @pytest.mark.parametrize("flag", ["-pp", "--pipeline-parallel-size"])
-def test_pipelines_are_not_yet(flag):
-    assert engine(f"{flag} 1").parallel == ParallelConfig()
-    with pytest.raises(ConfigError, match="2 is not supported yet"):
-        engine(f"{flag} 2")
+def test_pipelines(flag):
+    parallel = engine(f"{flag} 2 -tp 3").parallel
+    assert parallel == ParallelConfig(3, 2)
+    assert (parallel.num_ranks, parallel.num_devices) == (6, 6)
 
 
 def test_every_field_is_documented_and_named_once():

@@ -259,15 +259,19 @@ def test_engines_have_gpus_of_their_own(tmp_path):
         on("3090x4", 3, ranks=2)
 
 
-def test_layers_cannot_be_spread_yet(tmp_path, capsys):
+def test_layers_are_spread_over_stages(tmp_path, capsys):
     subject_of(tmp_path, LLAMA)
-    words = ["doctor", str(tmp_path), "--gpu", "3090x2", "--pipeline-parallel-size", "2"]
-    assert main(words) == 1
-    said = "--pipeline-parallel-size 2 is not supported yet; leave it at 1"
-    assert said in capsys.readouterr().err
-    assert main([*words, "--engine", "vllm-0.21"]) == 0  # which can
-    out = " ".join(capsys.readouterr().out.split())
-    assert said not in out and "vllm-0.21: it starts" in out and "It runs" not in out
+    words, plans = ["doctor", str(tmp_path), "--json"], []
+    for stages in (1, 2):
+        gpus = f"3090x{stages}"
+        assert main([*words, "--gpu", gpus, "--pipeline-parallel-size", str(stages)]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    weights = [
+        next(row["bytes"] for row in plan["memory"] if row["item"] == "weights") for plan in plans
+    ]
+    assert weights[0] / 2 <= weights[1] < 0.7 * weights[0]
+    assert main([*words, "--gpu", "3090x2", "--pipeline-parallel-size", "3"]) == 1
+    assert "is 3 devices, and 2 are named" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

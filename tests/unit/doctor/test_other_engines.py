@@ -83,8 +83,7 @@ def test_verdict_numbers_and_command_are_of_that_engine(tmp_path, capsys):
     assert any("left out: --threads" in line for line in found["log"])
 
 
-def test_another_engine_may_fit_where_this_one_does_not(tmp_path, capsys):
-    """Pagoda spreads no layers yet: that says nothing of vLLM."""
+def test_another_engine_spreads_layers_too(tmp_path, capsys):
     words = ["--gpu", "3090x2", "--pipeline-parallel-size", "2"]
     found, status = said(tmp_path, capsys, LLAMA, *words, "--engine", "vllm-0.21")
     assert status == 0 and found["problem"] is None

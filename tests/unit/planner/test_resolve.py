@@ -264,17 +264,14 @@ def test_rows_of_no_whole_blocks_stay_as_they_are():
 
 
 def test_several_devices_share_what_they_can():
-    def plan(size: int, stages: int = 1):
-        parallel = {"tensor_parallel_size": size, "pipeline_parallel_size": stages}
+    def plan(size: int):
+        parallel = {"tensor_parallel_size": size}
         return resolve(configure(parallel=parallel), smollm2(), {}, machine()).plan
 
     alone, three = plan(1), plan(3)
     norms = 2 * (2 * 30 + 1) * 576
     assert alone.weights - norms == 3 * (three.weights - norms)
     assert alone.kv_bytes_per_token == 3 * three.kv_bytes_per_token
-    table = 2 * 49152 * 576 + 2 * 576
-    assert alone.weights - table == 3 * (plan(1, 3).weights - table)
-    assert plan(1, 4).kv_bytes_per_token * 30 == alone.kv_bytes_per_token * 8
     with pytest.raises(ConfigError, match="3 KV heads cannot be split over 2"):
         plan(2)
     with pytest.raises(ConfigError, match=r"2 KV heads cannot be repeated over 9 .*-size of 1\."):
@@ -282,8 +279,6 @@ def test_several_devices_share_what_they_can():
             configure(parallel={"tensor_parallel_size": 9}),
             replace(smollm2(), layers=(_layer(9, 2),)), {}, machine(),
         )  # fmt: skip
-    with pytest.raises(ConfigError, match="more than the model's 30 layers"):
-        plan(1, 31)
 
 
 def _layer(heads: int, kv_heads: int) -> LayerSpec:

@@ -1,12 +1,13 @@
 """Which layers share a block table, and how large their blocks are."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
 from pagoda.arch.recurrent import RecurrentSpec, Shape
 from pagoda.arch.spec import ModelSpec
+from pagoda.arch.stage import StageSpec
 
 _ELEMENT_BYTES = {
     "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1,
@@ -62,6 +63,9 @@ class KVGroupSpec:
     """Layers that keep nothing of their own, each with the one of `layers` whose part it reads."""
     latent: bool = False
     """Values are the keys: a block has no part for them."""
+    most_layers: int = 0
+    """Layers of the group in the stage of a pipeline that has most of them: blocks are as large in
+    all stages, so that slabs are shared in one way."""
 
     @property
     def layout(self) -> KVLayout:
@@ -77,7 +81,7 @@ class KVGroupSpec:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block in all layers: keys, values, keys, values, ..."""
-        return len(self.layers) * sum(self.part_bytes)
+        return max(len(self.layers), self.most_layers) * sum(self.part_bytes)
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class StateGroupSpec:
     """The parts of one layer's state, fp32 each."""
     block_size: int
     """States are kept for later behind multiples of so many tokens only."""
+    most_layers: int = 0
+    """As `KVGroupSpec` has it."""
 
     @property
     def part_bytes(self) -> tuple[int, ...]:
@@ -98,7 +104,7 @@ class StateGroupSpec:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block in all layers: the first one's parts, the second one's, ..."""
-        return len(self.layers) * sum(self.part_bytes)
+        return max(len(self.layers), self.most_layers) * sum(self.part_bytes)
 
 
 GroupSpec = KVGroupSpec | StateGroupSpec
@@ -107,7 +113,10 @@ GroupSpec = KVGroupSpec | StateGroupSpec
 def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> list[GroupSpec]:
     """The model's groups: attention in the order of their first layers, then recurrent layers.
     Layers of a loaded draft head and of a draft model are among them, with the indices behind the
-    last. Encoders have none."""
+    last. Encoders have none. A stage has all groups of the model, be it without layers in some."""
+    if spec.stage is not None:
+        stage = spec.stage
+        return [_of_stage(each, stage) for each in kv_groups(stage.whole, layout, kv_dtype)]
     keys, block_size = layout.keys, layout.block_size
     members: dict[tuple[Literal["full", "sliding"], int, int, int | None, bool], list[int]] = {}
     borrowers: dict[int, list[tuple[int, int]]] = {}
@@ -142,6 +151,15 @@ def kv_groups(spec: ModelSpec, layout: KVLayout, kv_dtype: str = "bfloat16") -> 
         StateGroupSpec(tuple(layers), shapes, block_size) for shapes, layers in recurrent.items()
     ]
     return [*attention, *states]
+
+
+def _of_stage(group: GroupSpec, stage: StageSpec) -> GroupSpec:
+    own, most = stage.own_layers(group.layers), stage.most(group.layers)
+    if isinstance(group, StateGroupSpec):
+        return replace(group, layers=own, most_layers=most)
+    pairs = [stage.own_layers(pair) for pair in group.borrowers]
+    borrowers = tuple((pair[0], pair[1]) for pair in pairs if len(pair) == 2)
+    return replace(group, layers=own, most_layers=most, borrowers=borrowers)
 
 
 def attention_groups(groups: Sequence[GroupSpec]) -> list[KVGroupSpec]:

@@ -21,7 +21,7 @@ from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
 from pagoda.base.machine import oom_kills
-from pagoda.config.engine import EngineConfig
+from pagoda.config.engine import EngineConfig, ParallelConfig
 from pagoda.core.plan import StepPlan
 from pagoda.core.ranks import RankCall
 from pagoda.engine.core import describe
@@ -44,6 +44,7 @@ from pagoda.engine.ranks.link import (
 )
 from pagoda.engine.start.measured import Room
 from pagoda.planner.parallel import machine_part, rank_spec
+from pagoda.planner.stages import check_stages
 
 if TYPE_CHECKING:
     import torch
@@ -77,7 +78,8 @@ class Ranks:
     ):
         """`give_up` ends this process with a cause, from any thread, when a rank is gone and the
         engine does not notice. `module` is what runs in the others."""
-        self.size = config.parallel.tensor_parallel_size
+        self.size = config.parallel.num_ranks
+        self._parallel = config.parallel
         self.folder = private_folder()
         self._give_up = give_up
         self._link = LeaderEnd(self.folder, self.size)
@@ -108,7 +110,8 @@ class Ranks:
         from pagoda.runtime.rank_group import RankGroup
 
         env.set_default("NCCL_SOCKET_IFNAME", "lo")
-        return RankGroup(0, self.size)
+        parallel = self._parallel
+        return RankGroup(0, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
 
     def share(
         self, config: EngineConfig, facts: DeviceFacts, num_devices: int, first_gpu: int = 0
@@ -119,8 +122,8 @@ class Ranks:
         self._link.send(RankDevice(facts.device, first_gpu))
         if facts.device == "cpu":
             log.warning(
-                "--tensor-parallel-size %d on a CPU: %d processes share its cores and memory. That "
-                "is for tests; one process is faster.", self.size, self.size,
+                "%s on a CPU: %d processes share its cores and memory. That is for tests; one "
+                "process is faster.", _flags(config.parallel), self.size,
             )  # fmt: skip
             return machine_part(config, facts, self.size)
         if num_devices < first_gpu + self.size:
@@ -128,7 +131,7 @@ class Ranks:
             engines = config.parallel.data_parallel_size
             times = f" with --data-parallel-size {engines}" if engines > 1 else ""
             raise ConfigError(
-                f"--tensor-parallel-size {self.size}{times} needs {wanted} GPUs and torch finds "
+                f"{_flags(config.parallel)}{times} needs {wanted} GPUs and torch finds "
                 f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
             )
         self._wait(lambda: len(self._up) == self.size - 1)
@@ -156,8 +159,10 @@ class Ranks:
     def runner(self, pool: RankPool, *args: Any, **options: Any) -> "LeadingRunner":
         """Rank 0's, once all ranks have theirs; takes what `ModelRunner` takes."""
         from pagoda.runtime.ranks import LeadingRunner
+        from pagoda.runtime.stages import StageLeader
 
-        make = partial(LeadingRunner, *args, group=self.group, tell=self._link.send, **options)
+        kind = LeadingRunner if self.group.num_stages == 1 else StageLeader
+        make = partial(kind, *args, group=self.group, tell=self._link.send, **options)
         return self.call(pool, make)
 
     def call(self, call: RankCall | RankPool, own: Callable[[], Result]) -> Result:
@@ -296,10 +301,10 @@ class RanksExecutor(LocalExecutor):
     """The runner of rank 0 in this process, which the other ranks follow. A step that fails ends
     them all and raises, now or once it is waited for: they no longer are at the same place."""
 
-    def __init__(self, runner: Runner, ranks: Ranks, *, runs_ahead: bool):
+    def __init__(self, runner: Runner, ranks: Ranks, *, steps_in_flight: int):
         super().__init__(runner)
         self._ranks = ranks
-        self.steps_in_flight = 2 if runs_ahead else 1
+        self.steps_in_flight = steps_in_flight
 
     def execute(self, plan: StepPlan) -> StartedStep:
         with self._ranks.in_step():
@@ -338,10 +343,20 @@ def start_ranks(
 ) -> Ranks | None:
     """The other ranks of a model that is split; None for one on a single device. ConfigError for a
     model that cannot be split so."""
-    if config.parallel.tensor_parallel_size == 1:
+    if config.parallel.num_ranks == 1:
         return None
     rank_spec(spec, config.parallel.tensor_parallel_size)
+    check_stages(config, spec)
     return Ranks(config, model_path, give_up=give_up)
+
+
+def _flags(parallel: ParallelConfig) -> str:
+    """What the number of ranks comes from."""
+    sizes = {
+        "--tensor-parallel-size": parallel.tensor_parallel_size,
+        "--pipeline-parallel-size": parallel.pipeline_parallel_size,
+    }
+    return " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
 
 def _started(launch: RankLaunch, module: str) -> "subprocess.Popen[bytes]":

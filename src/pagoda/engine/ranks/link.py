@@ -54,6 +54,8 @@ class RankSetup(msgspec.Struct, tag=True):
     captured_sizes: tuple[CapturedSize, ...] = ()
     in_host: frozenset[str] = frozenset()
     """Weights that are in the host's memory."""
+    cuts: tuple[int, ...] = ()
+    """As `StageSpec` has them; empty without a pipeline."""
 
 
 class RankMeasure(msgspec.Struct, tag=True):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from pagoda.arch.spec import ModelSpec
+from pagoda.arch.stage import stage_of
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
@@ -108,7 +109,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog.beat(None)
     setup = end.receive()
     assert isinstance(setup, RankSetup)
-    group = RankGroup(launch.rank, setup.config.parallel.tensor_parallel_size)
+    parallel = setup.config.parallel
+    group = RankGroup(launch.rank, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     loaded = _load(launch, setup, device, group, watchdog)
     end.send(RankReady(launch.rank))
     watchdog.beat(None)
@@ -168,6 +170,7 @@ class _Loaded:
     device: "Device"
     group: "RankGroup"
     spec: ModelSpec
+    """The whole model's."""
     model: "Model"
     processors: dict[str, Processor]
     adapters: "ResidentAdapters | None"
@@ -176,7 +179,8 @@ class _Loaded:
     def groups(self) -> list[GroupSpec]:
         """What this rank keeps of tokens."""
         config = self.setup.config
-        own = rank_spec(self.spec, config.parallel.tensor_parallel_size)
+        stage = stage_of(self.spec, self.setup.cuts, self.group.stage)
+        own = rank_spec(stage, config.parallel.tensor_parallel_size)
         return kv_groups(own, self.setup.attention.layout, config.cache.kv_cache_dtype)
 
 
@@ -200,7 +204,7 @@ def _load(
     dummy = dummy_of(spec, files.config) if config.model.dummy else None
     weights = None if dummy is not None else checkpoint_of(files, spec, config.model)
     model = build_model(
-        spec,
+        stage_of(spec, setup.cuts, group.stage),
         dummy or weights,
         dtype=device.dtype(config.model.dtype),
         device=device.place_of(setup.in_host),
@@ -229,9 +233,11 @@ def _room(loaded: _Loaded, share: float, computes: bool) -> Room:
 def _make_runner(loaded: _Loaded, pool: RankPool) -> "FollowingRunner":
     """As start-up makes rank 0's, without what only that one does."""
     from pagoda.runtime.ranks import FollowingRunner
+    from pagoda.runtime.stages import StageFollower
 
     setup, config = loaded.setup, pool.config
-    return FollowingRunner(
+    kind = FollowingRunner if loaded.group.num_stages == 1 else StageFollower
+    return kind(
         loaded.model,
         loaded.spec,
         loaded.groups,

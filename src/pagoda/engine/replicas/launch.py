@@ -29,7 +29,7 @@ def parts_of(room: MemoryRoom, config: EngineConfig) -> list[MemoryRoom]:
     """Those of the replicas: GPUs of their own; on a CPU equal parts of what is free before any of
     them starts, for what the first to load has taken by then is not what others have to share."""
     parallel = config.parallel
-    size, ranks = parallel.data_parallel_size, parallel.tensor_parallel_size
+    size, ranks = parallel.data_parallel_size, parallel.num_ranks
     free = max(0, cpu_facts().free_memory - room.reserved)
     part = msgspec.structs.replace(
         room,

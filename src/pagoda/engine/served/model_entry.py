@@ -110,8 +110,7 @@ class ModelEntry:
         of_rank: int = sum(row["predicted"] for row in self._memory_rows())
         # Ranks and replicas on a CPU take it from the same memory.
         parallel = self.config.parallel
-        processes = parallel.tensor_parallel_size * parallel.data_parallel_size
-        return of_rank * (processes if self._on_cpu else 1)
+        return of_rank * (parallel.num_devices if self._on_cpu else 1)
 
     @property
     def held_bytes(self) -> int:

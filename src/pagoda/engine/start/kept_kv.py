@@ -29,6 +29,7 @@ class KeptKV:
         """`files`: the model's, and those of what drafts for it; `scales_digest` tells the scales
         of an fp8 cache apart."""
         self._config, self._attention = resolution.config, resolution.attention
+        self._cuts = resolution.cuts
         self._cache, self._store, self._files = cache, store, files
         native = cpu.native() if resolution.packed else None
         self._kernels = "torch" if native is None else native.isa
@@ -44,7 +45,12 @@ class KeptKV:
         if config.cache.kv_disk is None or not self.on_disk:
             return None
         contents = block_contents(
-            config.model, self._kv_dtype(), self._attention.layout, self._kernels, self._num_ranks
+            config.model,
+            self._kv_dtype(),
+            self._attention.layout,
+            self._kernels,
+            self._num_ranks,
+            self._cuts,
         )
         disk = kv_disk(config.cache.kv_disk, config.cache.kv_disk_size, contents, *self._files)
         prefixes = disk.open(self._cache, self._store)
@@ -68,6 +74,7 @@ class KeptKV:
             self._attention.layout,
             self._kernels,
             self._num_ranks,
+            self._cuts,
             [group.block_bytes for group in self._cache.groups],
             self._files,
         )

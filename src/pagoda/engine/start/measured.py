@@ -123,7 +123,7 @@ def _path(spec: ModelSpec, resolution: Resolution, device: "Device") -> Path:
         config.model.dtype, config.model.quantization, config.cache.kv_cache_dtype,
         config.cache.block_size, config.model.max_model_len, config.max_num_samples,
         config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs,
-        config.parallel.tensor_parallel_size,
+        config.parallel.tensor_parallel_size, resolution.cuts,
         facts.name, facts.total_memory, facts.capability, __version__, _version("torch"),
         _version("triton"),
     ]  # fmt: skip

@@ -16,6 +16,7 @@ def blocks_of(
     layout: KVLayout,
     kernels: str,
     num_ranks: int,
+    cuts: tuple[int, ...],
     sizes: Sequence[int],
     files: Sequence[ModelFiles],
 ) -> dict[str, str]:
@@ -34,4 +35,5 @@ def blocks_of(
         "block bytes": " ".join(map(str, sizes)),
         "kernels": kernels,
         "ranks": str(num_ranks),
+        "stages": str(cuts),
     }

@@ -166,8 +166,8 @@ def _warn_of_missing_set() -> None:
     missing = _native.MISSING_INSTRUCTION_SET
     if missing:
         log.warning(
-            "Pagoda's kernels were compiled for another CPU: %s, which this one runs, would be faster "
-            "than %s. Install Pagoda again on this machine (in a clone: make clean install).",
+            "Pagoda's kernels were compiled for another CPU: %s, which this one runs, would be "
+            "faster than %s. Install Pagoda again here (in a clone: make clean install).",
             missing,
             _native.INSTRUCTION_SETS[0],
         )

@@ -44,6 +44,13 @@ def resolve_offload(
             value = getattr(config.device, name)
             reasons.append(Reason(name, value, "without effect: the model runs on the CPU"))
         return 0.0, plan
+    if config.parallel.pipeline_parallel_size > 1:
+        if given:
+            raise ConfigError(
+                f"{flag_name(given[0])}: the stages of a pipeline keep their weights on their "
+                "devices; leave it out, or raise --pipeline-parallel-size."
+            )
+        return 0.0, plan
     search = _Search(config, spec, held, plan, facts)
     if given:
         chosen = search.asked(config.device, given)
@@ -127,7 +134,7 @@ class _Search:
         """Bytes for one device's share; None where it is not known."""
         if self._facts.host_memory is None:
             return None
-        size = self._config.parallel.tensor_parallel_size
+        size = self._config.parallel.num_ranks
         return (self._facts.host_memory - _HOST_RESERVE) // size
 
     def _at(self, index: int) -> Placement:

@@ -204,7 +204,10 @@ def activation_bytes(
     per_token = 5 * 4 * spec.hidden_size + max(_per_token(layer, width) for layer in spec.layers)
     if spec.layer_inputs is not None:
         # Rows of the table, what is added to them, and the latter before its norm.
-        per_token += (4 + 2 * width) * len(spec.layers) * spec.layer_inputs.size
+        per_token += (4 + 2 * width) * spec.inputs_from_here * spec.layer_inputs.size
+    if spec.stage is not None:
+        # What came from the stage before, and what goes to the next one.
+        per_token += 2 * 4 * spec.hidden_size
     if spec.altup is not None:
         # As they came, as they were guessed and as they were corrected.
         per_token += 3 * 4 * spec.altup.num_streams * spec.hidden_size

@@ -121,7 +121,7 @@ def with_host_slabs(config: EngineConfig, plan: MemoryPlan) -> MemoryPlan:
     """The plan with the memory of the host that is asked for, each rank's part of it."""
     if not plan.groups or not config.cache.enable_prefix_caching:
         return plan
-    asked = config.cache.kv_offloading_size * (1 << 30) / config.parallel.tensor_parallel_size
+    asked = config.cache.kv_offloading_size * (1 << 30) / config.parallel.num_ranks
     slabs = int(asked // plan.slab_bytes)
     if asked and slabs < 2:
         raise CapacityError(
@@ -136,7 +136,7 @@ def _check_host_memory(config: EngineConfig, plan: MemoryPlan, facts: DeviceFact
     part of what `pool_limit` counts."""
     if facts.host_memory is None or not plan.num_host_slabs or plan.on_host:
         return
-    wanted = plan.host_kv * config.parallel.tensor_parallel_size
+    wanted = plan.host_kv * config.parallel.num_ranks
     left = max(0, facts.host_memory - CPU_RESERVE - plan.placement.nbytes)
     if wanted > left:
         raise CapacityError(

@@ -79,8 +79,11 @@ def _rate(value: float) -> str:
 
 def _refusal(config: EngineConfig, facts: DeviceFacts) -> str:
     """Why experts cannot be on disk; empty where they can."""
-    if config.parallel.tensor_parallel_size > 1:
-        return "One process alone could read experts from disk: leave out --tensor-parallel-size."
+    if config.parallel.num_ranks > 1:
+        return (
+            "One process alone could read experts from disk: leave out --tensor-parallel-size and "
+            "--pipeline-parallel-size."
+        )
     if not facts.packed_storages:
         return (
             "The native kernels alone could read experts from disk, and they are not in use here."

@@ -19,6 +19,7 @@ from pagoda.arch.spec import (
     ModelSpec,
     MoeSpec,
 )
+from pagoda.arch.stage import StageSpec
 from pagoda.arch.streams import AltUpSpec, LayerInputSpec
 from pagoda.arch.vision import MergerSpec, VisionSpec
 from pagoda.planner.memory.mobile_net import mobile_net
@@ -28,7 +29,9 @@ from pagoda.planner.memory.tensor import DRAFT_HEAD, ModelTensor, Part, linear, 
 
 def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
     """Tensors of the whole model, tower, heads for scores and a loaded draft head included; a tied
-    head is not there twice."""
+    head is not there twice. Of a stage those that it has."""
+    if spec.stage is not None:
+        return _of_stage(model_tensors(spec.stage.whole), spec.stage)
     hidden, vocab = spec.hidden_size, spec.vocab_size
     vocabulary = (Part(vocab, vocab),)
     found = [ModelTensor("embed.weight", (vocab, hidden), "embedding", vocabulary)]
@@ -60,6 +63,16 @@ def model_tensors(spec: ModelSpec) -> list[ModelTensor]:
         found += _audio(spec.audio, hidden)
     if spec.draft_head is not None and spec.drafts:
         found += _draft_head(spec.draft_head, hidden, vocabulary)
+    return found
+
+
+def _of_stage(tensors: list[ModelTensor], stage: StageSpec) -> list[ModelTensor]:
+    first, found = stage.first, []
+    for tensor in tensors:
+        own = stage.own(tensor.name)
+        if own is not None:
+            layer = None if tensor.layer is None else tensor.layer - first
+            found.append(replace(tensor, name=own, layer=layer))
     return found
 
 
