@@ -185,6 +185,8 @@ class MoeSpec:
     shared: SharedExpert | None = None
     weighs_inputs: bool = False
     """A weight is multiplied with what its expert reads, and not with what that one says."""
+    num_chosen_from: int = 0
+    """Experts of all ranks, where others have some of them; 0: these are all."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Watched:
     tokens of sound alone in the step."""
 
     def of(self, rows: torch.Tensor) -> "Watched":
-        """That of these rows (int64) of the step; what is found goes to the same place."""
+        """That of these rows, int64 [rows], of the step; what is found goes to the same place."""
         return replace(self, owners=self.owners[rows])
 
     def look(

@@ -150,7 +150,8 @@ def _experts(spec: MoeSpec, size: int) -> MoeSpec:
     shared = spec.shared
     if shared is not None:
         shared = replace(shared, intermediate_size=-(-shared.intermediate_size // size))
-    return replace(spec, num_experts=_divided(spec.num_experts, size, "experts"), shared=shared)
+    own = _divided(spec.num_experts, size, "experts")
+    return replace(spec, num_experts=own, num_chosen_from=spec.num_experts, shared=shared)
 
 
 def _divided(count: int, size: int, what: str) -> int:

@@ -106,26 +106,27 @@ class RankGroup:
         return self.stage == self.num_stages - 1
 
     def hand_on(self, x: torch.Tensor) -> None:
-        """Send a contiguous tensor of the device to this rank's neighbour in the next stage. It is
-        not waited for; `x` stays as it is meanwhile."""
+        """Send a contiguous tensor of the device, of any shape, to this rank's neighbour in the
+        next stage. It is not waited for; `x` stays as it is meanwhile."""
         with _peers_needed():
             self._keep(self._stages.send([x], self.rank + self.parallel.size, _ON), x)
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` of the device, filled with what the neighbour in the stage before has handed on."""
+        """`x` of the device, of any shape, filled with what the neighbour in the stage before has
+        handed on."""
         with _peers_needed():
             self._stages.recv([x], self.rank - self.parallel.size, _ON).wait()
         return x
 
     def give_back(self, x: torch.Tensor) -> None:
-        """Send a contiguous tensor of the host to rank 0, from the first rank of the last stage. It
-        goes from host to host: rank 0's device may have computed further by then, and would let a
-        device that waits for it wait for itself."""
+        """Send a contiguous tensor of the host, of any shape, to rank 0, from the first rank of the
+        last stage. It goes from host to host: rank 0's device may have computed further by then,
+        and would let a device that waits for it wait for itself."""
         with _peers_needed():
             self._keep(self._hosts.send([x], 0, _BACK), x)
 
     def given_back(self, x: torch.Tensor) -> torch.Tensor:
-        """`x` of the host, filled with what the last stage has given back."""
+        """`x` of the host, of any shape, filled with what the last stage has given back."""
         with _peers_needed():
             self._hosts.recv([x], self.num_ranks - self.parallel.size, _BACK).wait()
         return x
@@ -151,7 +152,7 @@ class RankGroup:
         return self._gathered(self._group, self.parallel.size, part, columns)
 
     def gather_all(self, part: torch.Tensor) -> torch.Tensor:
-        """The parts of all ranks of all stages, as wide as this one, side by side."""
+        """The parts [rows, columns] of all ranks of all stages, side by side."""
         return self._gathered(self._all, self.num_ranks, part, part.shape[1] * self.num_ranks)
 
     @staticmethod

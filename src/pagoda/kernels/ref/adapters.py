@@ -46,7 +46,8 @@ def add_adapters(
 
 
 def adapt(out: Tensor, x: Tensor, tensors: AdapterTensors, places: Tensor) -> None:
-    """`add_adapters` of slots `places` with shards of one size."""
+    """`add_adapters` to out [rows, all sizes] of x [rows, columns], by slots `places` int32 [rows],
+    with shards of one size."""
     shards = tensors.a.shape[1]
     sizes = (out.shape[1] // shards,) * shards
     add_adapters(out, x, *tensors, places, sizes)

@@ -294,7 +294,7 @@ def token_share(spec: ModelSpec, part: HeldWeight) -> float:
     layer = head.layer if index is None and head is not None else spec.layers[index or 0]
     experts = layer.experts
     assert experts is not None  # the tensor is theirs
-    return experts.top_k / experts.num_experts
+    return experts.top_k / (experts.num_chosen_from or experts.num_experts)
 
 
 def share_met(spec: ModelSpec, part: HeldWeight, tokens: int) -> float:
