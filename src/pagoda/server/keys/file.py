@@ -34,14 +34,14 @@ class KeyEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
     """One key; a limit that is not there does not limit."""
 
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the key, in hexadecimal. A plain digest is enough: keys are 32 random bytes, which nobody
-    finds by trying, and a slow hash, made for passwords, would be paid for at each request."""
+    """The key's digest in hexadecimal. A fast hash is enough: keys are 32 random bytes, which
+    nobody finds by trying. A slow one, made for passwords, would be paid for at each request."""
     created: datetime.date
     models: Annotated[_Texts, msgspec.Meta(min_length=1)] | None = None
     """Names that it may ask for; None is all."""
     requests_per_minute: Limit | None = None
     tokens_per_minute: Limit | None = None
-    """Of prompts and replies together."""
+    """Tokens of prompts and replies together."""
     tokens_per_day: Limit | None = None
     """Likewise; days are UTC's."""
     parallel: Limit | None = None

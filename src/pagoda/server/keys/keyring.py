@@ -26,7 +26,7 @@ class Keyring:
         self._accounts: dict[str, Account] = {}
         self.ledger = Ledger(usage_file(path))
         self.digests: list[tuple[bytes, Account]] = []
-        """Of all keys that open anything."""
+        """Those of all keys that open anything."""
         self._take(read_keys(path))
         warn_if_open(path)
 

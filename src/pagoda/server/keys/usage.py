@@ -39,7 +39,7 @@ class Counts(msgspec.Struct):
 
 
 class KeyUsage(msgspec.Struct):
-    """Of one key, by model; days are UTC's."""
+    """What one key used, by model; days are UTC's."""
 
     key: str
     since: datetime.date
@@ -93,7 +93,7 @@ class Ledger:
         self._changes += 1
 
     def row(self, key: str) -> KeyUsage:
-        """Of today."""
+        """What the key used until now; nothing where it is new."""
         self._turn_day()
         row = self._rows.get(key)
         if row is None:
