@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from pagoda.server.keys.file import (
     MAX_KEYS,
     KeyEntry,
     digest_of,
+    edited,
     read_keys,
     warn_if_open,
     write_keys,
@@ -71,6 +73,22 @@ def test_a_key_is_printed_once_and_kept_as_a_digest(tmp_path: Path, capsys) -> N
 
     assert main(["keys", "remove", "alice", "--file", str(path)]) == 0
     assert set(read_keys(path)) == {"boss"}
+
+
+def test_edits_at_once_lose_nothing(tmp_path: Path) -> None:
+    path, at_once = tmp_path / "keys.json", threading.Barrier(8)
+
+    def edit(name: str) -> None:
+        at_once.wait()
+        with edited(path) as entries:
+            entries[name] = entry(name)
+
+    threads = [threading.Thread(target=edit, args=(name,)) for name in "abcdefgh"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(read_keys(path)) == list("abcdefgh")
 
 
 @pytest.mark.parametrize(
@@ -249,18 +267,20 @@ def test_usage_outlives_the_server_and_no_key_is_logged(
     flags = (f"--api-key-file={path}", "--log-level=debug", "--enable-log-requests")
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
     headers = {"authorization": f"Bearer {key}"}
-    for runs in (1, 2):
-        served = launch(*flags)
-        served.wait_ready()
-        reply = httpx.post(f"{served.url}/v1/chat/completions", json=body, headers=headers)
-        assert reply.status_code == 200
-        assert httpx.post(f"{served.url}/v1/chat/completions", json=body).status_code == 401
-        served.process.send_signal(signal.SIGTERM)
-        assert served.exit_code() == 0
-        counts = Ledger(usage_file(path)).row("alice").total["fake"]
-        assert (counts.requests, counts.completion_tokens) == (runs, 3 * runs)
-        assert stat.S_IMODE(usage_file(path).stat().st_mode) == 0o600
-        assert key not in served.log and digest_of(key).hex() not in served.log
+    ledger = Ledger(usage_file(path))
+    ledger.add("alice", "fake", requests=1, completion=1)  # by a server before
+    asyncio.run(ledger.save())
+    served = launch(*flags)
+    served.wait_ready()
+    url = f"{served.url}/v1/chat/completions"
+    assert httpx.post(url, json=body, headers=headers).status_code == 200
+    assert httpx.post(url, json=body).status_code == 401
+    served.process.send_signal(signal.SIGTERM)
+    assert served.exit_code() == 0
+    counts = Ledger(usage_file(path)).row("alice").total["fake"]
+    assert (counts.requests, counts.completion_tokens) == (2, 4)
+    assert stat.S_IMODE(usage_file(path).stat().st_mode) == 0o600
+    assert key not in served.log and digest_of(key).hex() not in served.log
     path.write_text("sk-plain\n")
     served = launch(*flags)
     assert served.exit_code() == 1

@@ -46,35 +46,37 @@ def run(args: argparse.Namespace) -> int:
 def _add(args: argparse.Namespace) -> int:
     from datetime import UTC, datetime
 
-    from pagoda.server.keys.file import KeyEntry, check_name, new_key, read_keys, write_keys
+    from pagoda.server.keys.file import KeyEntry, check_name, edited, new_key
 
     check_name(args.name)
-    entries = read_keys(args.file) if args.file.exists() else {}
-    if args.name in entries:
-        raise ConfigError(
-            f"{args.file} has a key {args.name!r}; remove it first, or edit its limits in the file."
-        )
     key, digest = new_key()
-    entry = KeyEntry(
-        sha256=digest,
-        created=datetime.now(UTC).date(),
-        models=None if args.models is None else tuple(args.models),
-        admin=args.admin,
-        **{name: getattr(args, name) for name in _LIMITS},
-    )
-    write_keys(args.file, {**entries, args.name: entry})
+    with edited(args.file) as entries:
+        if args.name in entries:
+            raise ConfigError(
+                f"{args.file} has a key {args.name!r}; remove it first, or edit its limits in the "
+                "file."
+            )
+        entries[args.name] = KeyEntry(
+            sha256=digest,
+            created=datetime.now(UTC).date(),
+            models=None if args.models is None else tuple(args.models),
+            admin=args.admin,
+            **{name: getattr(args, name) for name in _LIMITS},
+        )
     # Alone on its line, and nowhere else: `KEY=$(pagoda keys add ...)`.
     print(key)
     return 0
 
 
 def _remove(path: Path, name: str) -> int:
-    from pagoda.server.keys.file import read_keys, write_keys
+    from pagoda.server.keys.file import edited
 
-    entries = read_keys(path)
-    if name not in entries:
-        raise ConfigError(f"{path} has no key {name!r}; it has: {', '.join(entries) or 'none'}.")
-    write_keys(path, {other: entry for other, entry in entries.items() if other != name})
+    with edited(path) as entries:
+        if name not in entries:
+            raise ConfigError(
+                f"{path} has no key {name!r}; it has: {', '.join(entries) or 'none'}."
+            )
+        del entries[name]
     print(f"{name} is removed.")
     return 0
 

@@ -3,11 +3,15 @@
 {"alice": {"sha256": "...", "created": "2026-11-26", "models": ["qwen3"], "parallel": 4}}
 """
 
+import contextlib
 import datetime
+import fcntl
 import hashlib
+import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -92,6 +96,20 @@ def write_keys(path: Path, entries: Entries) -> None:
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
     write_whole(path, msgspec.json.format(msgspec.json.encode(entries)) + b"\n", mode=0o600)
+
+
+@contextlib.contextmanager
+def edited(path: Path) -> Iterator[Entries]:
+    """The file's keys, none where there is no file, to be changed; written when the block ends.
+    Who else edits the file so waits meanwhile. Raises as `read_keys` and `write_keys`."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        entries = read_keys(path) if path.exists() else {}
+        yield entries
+        write_keys(path, entries)
+    finally:
+        os.close(folder)
 
 
 def warn_if_open(path: Path) -> None:
