@@ -313,6 +313,11 @@ def test_usage_is_what_replies_say(keyed: Callable[..., Keyed]) -> None:
     assert not any(key in metrics for key in here.keys.values())
 
 
+def test_usage_without_named_keys(shared: RunningServer) -> None:
+    told = shared.http.get("/v1/usage")
+    assert told.status_code == 404 and "--api-key-file" in told.text
+
+
 def test_usage_of_what_ends_early(keyed: Callable[..., Keyed]) -> None:
     here = keyed(FakeClient(delay=0.02), alice={})
     with streaming(here, "alice") as lines:
