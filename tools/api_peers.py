@@ -30,7 +30,7 @@ _LLAMA = """
 /responses/input_tokens /v1/responses/input_tokens
 """
 _NEITHER = """
-/health/live /health/ready /models/library /models/plan /models/remove
+/health/live /health/ready /v1/usage /models/library /models/plan /models/remove
 /v1/models/{name} /v1/responses/{response_id}/input_items /v1/audio/speech
 /v1/images/generations /v1/images/edits /v1/images/variations /v1/moderations /v1/files
 /v1/batches /v1/fine_tuning/jobs

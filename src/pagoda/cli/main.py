@@ -26,6 +26,7 @@ COMMANDS = {
     "pull": "Fetch a model.",
     "list": "List the models in the cache.",
     "rm": "Remove a model from the cache.",
+    "keys": "Make, list and remove API keys with limits.",
     "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
     "simulate": "Say how replicas of a model would serve a load.",

@@ -77,6 +77,11 @@ class ServerConfig(Options):
         "Key that clients must send; also PAGODA_API_KEY. Several are written one after another, "
         "or with the flag repeated; a comma is part of a key.",
     )
+    api_key_file: str | None = option(
+        None,
+        "File of further keys by name, with their limits, models and usage, which `pagoda keys` "
+        "writes; read again when it changes.",
+    )
     ssl_certfile: str | None = option(
         None, "Certificate (PEM, with its chain): the API is served over TLS.",
         aliases=("--ssl-cert-file",),
@@ -196,6 +201,11 @@ class ServerConfig(Options):
         32 * 1024 * 1024, "Largest request body, such as 32M.",
         parse=parse_size, bounds=(1024, math.inf),
     )  # fmt: skip
+
+
+def asks_for_key(config: ServerConfig) -> bool:
+    """Whether the API is closed to those without a key. Raises as `configured_keys`."""
+    return config.api_key_file is not None or bool(configured_keys(config))
 
 
 def configured_keys(config: ServerConfig) -> tuple[str, ...]:

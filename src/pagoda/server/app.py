@@ -7,7 +7,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from pagoda.base.log import get_logger
-from pagoda.config.server import ServerConfig, configured_keys
+from pagoda.config.server import ServerConfig, asks_for_key, configured_keys
 from pagoda.engine.served.fleet import Fleet
 from pagoda.planner.planned import Advice
 from pagoda.server.context import Context
@@ -45,6 +45,7 @@ from pagoda.server.routes import (
     tokens,
     transcriptions,
     unserved,
+    usage,
 )
 from pagoda.server.routes.page import files, mcp, tools
 from pagoda.server.routes.peers import lmstudio, ollama, ollama_models, ollama_pull
@@ -53,6 +54,8 @@ _log = get_logger(__name__)
 
 _READABLE_HEADERS = (
     "X-Request-Id", "Retry-After", "Pagoda-Not-Enforced", "Pagoda-Unknown-Fields",
+    *(f"x-ratelimit-{what}-{of}"
+      for what in ("limit", "remaining", "reset") for of in ("requests", "tokens")),
 )  # fmt: skip
 """What pages of other origins may read beside the body."""
 
@@ -76,7 +79,7 @@ def create_app(fleet: Fleet, config: ServerConfig, advice: Advice | None = None)
         chat, completions, responses, messages, native, generate, embeddings, scores, invocations,
         ollama, ollama_models, ollama_pull, lmstudio, models, tokens,
         transcriptions, files, mcp, tools, health,
-        metrics, info, adapters, sleep, slots, docs, unserved,
+        metrics, info, adapters, sleep, slots, usage, docs, unserved,
     )  # fmt: skip
     for module in modules:
         app.include_router(module.router)
@@ -119,9 +122,9 @@ def _middleware(context: Context) -> list[Middleware]:
                 expose_headers=_READABLE_HEADERS,
             )
         )
-    keys = configured_keys(config)
-    if keys:
-        stack.append(Middleware(AuthMiddleware, keys=keys))
+    if asks_for_key(config):
+        keys = configured_keys(config)
+        stack.append(Middleware(AuthMiddleware, keys=keys, keyring=context.keyring))
     stack.append(Middleware(BodyLimitMiddleware, max_bytes=config.max_body_bytes))
     stack.append(Middleware(LeaseMiddleware))
     stack.append(Middleware(HeadMiddleware))

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import InitVar, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
@@ -27,6 +28,9 @@ from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.planner.planned import Advice
 from pagoda.server.errors import ApiError, unavailable
 from pagoda.server.filetools.builtin import Builtin
+from pagoda.server.keys.account import admitted, asking, may_manage
+from pagoda.server.keys.keyring import Keyring
+from pagoda.server.keys.usage import KeyCollector
 from pagoda.server.library.fetches import Fetches
 from pagoda.server.library.plans import Plans
 from pagoda.server.mcp.addresses import reach_of
@@ -54,6 +58,7 @@ class Context:
     fetches: Fetches = field(default_factory=Fetches)
     advice: InitVar[Advice | None] = None
     plans: Plans = field(init=False)
+    keyring: Keyring | None = field(init=False, default=None)
     mcp: ToolHub = field(init=False)
     starting: EngineProgress | None = None
     """How far the first engine's start is."""
@@ -69,24 +74,53 @@ class Context:
             Builtin(tool_names(self.config.tools)),
         )
         self.metrics = Metrics(lambda: self.fleet.models())
+        if self.config.api_key_file is not None:
+            self.keyring = Keyring(Path(self.config.api_key_file))
+            self.metrics.registry.register(KeyCollector(self.keyring.ledger))
 
     def entries(self) -> list[ModelEntry]:
-        """All models, loaded or not; 503 while the server starts."""
+        """All models that the request's key may use, loaded or not; 503 while the server starts."""
         if not self.fleet.entries:
             raise unavailable(f"The model is still loading (phase: {self.phase()}).")
-        return self.fleet.entries
+        return [entry for entry in self.fleet.entries if self.names(entry)]
+
+    def models(self) -> list[ModelEntry]:
+        """Those of `entries` that may be asked for by a name of their own, not an adapter's."""
+        return [entry for entry in self.entries() if entry.names[0] in self.names(entry)]
+
+    def names(self, entry: ModelEntry) -> list[str]:
+        """The model's names and then its adapters', as far as the request's key may use them."""
+        account = asking()
+        if account is None:
+            return [*entry.names, *entry.adapters]
+        own = entry.names if account.may_use(entry.names) else ()
+        return [*own, *(name for name in entry.adapters if account.may_use((name,)))]
+
+    def find(self, name: str | None) -> ModelEntry:
+        """As Fleet.find, of those that the request's key may use."""
+        if not name:
+            entry = next(iter(self.models()), None)
+        else:
+            found = self.fleet.find(name)
+            entry = found if name in self.names(found) else None
+        if entry is None:
+            raise ModelNotFoundError(f"The model `{name or ''}` does not exist.", "model")
+        return entry
 
     def entry(self, name: str | None) -> ModelEntry:
         """The model by name; 404 if unknown, 503 while the server starts."""
         entries = self.entries()
         try:
-            return self.fleet.find(name)
+            return self.find(name)
         except ModelNotFoundError as error:
-            names = ", ".join(n for entry in entries for n in (*entry.names, *entry.adapters))
-            told = (
-                f"{error.message} Served here: {names}. Ask for one of these, or start the server "
-                "with --alias and the names it shall answer to, or with --any-model-name."
+            names = ", ".join(known for entry in entries for known in self.names(entry))
+            advice = (
+                "Ask for one of these, or start the server with --alias and the names it shall "
+                "answer to, or with --any-model-name."
+                if may_manage()
+                else "The key may ask for these alone."
             )
+            told = f"{error.message} Served here: {names or 'nothing'}. {advice}"
             raise ApiError(404, told, param="model") from None
 
     def asked(self, name: str | None) -> ModelEntry:
@@ -99,10 +133,11 @@ class Context:
     async def served(self, request: HTTPConnection, name: str | None) -> ServedModel:
         """The model by name, loaded if need be, and kept until the request is answered.
 
-        Raises as `asked`, and 503 where there is no room for it or it cannot be loaded.
+        Raises as `asked` and `admitted`, and 503 where there is no room or it cannot be loaded.
         """
         entry = self.asked(name)
         leases: ExitStack = request.scope[LEASES]
+        admitted(request.scope, leases, entry.names[0])
         leases.enter_context(entry.used())
         try:
             return await self.fleet.ready(entry)

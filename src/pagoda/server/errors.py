@@ -31,6 +31,7 @@ _TYPES = {
     409: "ConflictError",
     413: "RequestTooLargeError",
     415: "UnsupportedMediaTypeError",
+    429: "RateLimitError",
     431: "RequestTooLargeError",
     500: "InternalServerError",
     501: "NotImplementedError",

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from pagoda.base.collector import no_collections
@@ -25,6 +26,7 @@ from pagoda.engine.served.text_side import fetch_model
 from pagoda.planner.planned import Advice
 from pagoda.server.http.listen import listening
 from pagoda.server.http.tls import tls_context
+from pagoda.server.keys.file import read_keys
 
 _log = get_logger(__name__)
 
@@ -62,6 +64,8 @@ def run_server(
     setup_logging(server_config.log_level, server_config.log_format)
     try:
         configured_keys(server_config)  # one that cannot be sent ends it here
+        if server_config.api_key_file is not None:
+            read_keys(Path(server_config.api_key_file))  # likewise
         read_mcp_config(server_config.mcp_config)  # likewise
         tls = tls_context(server_config)
         allow_many_connections()

@@ -7,7 +7,7 @@ import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 
 import uvicorn
@@ -17,7 +17,7 @@ from pagoda.base import runfile
 from pagoda.base.errors import EngineDeadError, PagodaError
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_seconds
-from pagoda.config.server import ServerConfig, configured_keys
+from pagoda.config.server import ServerConfig, asks_for_key
 from pagoda.core.messages import EngineProgress
 from pagoda.engine.aside.direct import Aside
 from pagoda.engine.aside.workers import start_workers
@@ -103,7 +103,7 @@ class Lifecycle:
         stop = asyncio.create_task(self._stop.wait())
         starting = asyncio.create_task(self._start())
         given_up = asyncio.create_task(self._engine_given_up())
-        beside = [asyncio.create_task(work) for work in (self._log_stats(), self._watch_idle())]
+        beside = [asyncio.create_task(work) for work in self._beside()]
         try:
             await asyncio.wait((starting, stop, http), return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
@@ -190,6 +190,13 @@ class Lifecycle:
                     return f"The engine was given up. {first.cause}"
             await changes.get()
 
+    def _beside(self) -> Iterator[Coroutine[None, None, None]]:
+        """What goes on while the server runs."""
+        yield self._log_stats()
+        yield self._watch_idle()
+        if self._context.keyring is not None:
+            yield self._context.keyring.ledger.keep_saved()
+
     async def _log_stats(self) -> None:
         if not self._config.disable_log_stats:
             await log_stats(self._fleet.models)
@@ -222,6 +229,8 @@ class Lifecycle:
         await self._end_http(http)
         await self._context.mcp.close()
         await self._responses.close()
+        if self._context.keyring is not None:
+            await self._context.keyring.ledger.save()
         if self._port is not None:
             runfile.unregister(self._port)
 
@@ -244,7 +253,7 @@ def reach(config: ServerConfig, listener: socket.socket) -> str:
         return " (this user only)"
     if is_loopback(listener):
         return " (this machine only; --host 0.0.0.0 opens it)"
-    if not configured_keys(config):
+    if not asks_for_key(config):
         return " (open to everyone who reaches it; --api-key asks for a key)"
     return ""
 

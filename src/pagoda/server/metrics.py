@@ -22,6 +22,7 @@ from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDe
 from pagoda.engine.processes.client import EngineClient
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.http.looplag import LoopLag
+from pagoda.server.keys.account import Meter
 from pagoda.server.llama_metrics import LlamaCollector
 
 Models = Callable[[], list[ServedModel]]
@@ -184,10 +185,17 @@ class Metrics:
 class Siblings:
     """The choices of one prompt."""
 
-    def __init__(self, n: int):
+    def __init__(self, n: int, meter: Meter | None = None):
         self.n = n
+        self.meter = meter
         self._running = n
         self._most_tokens = 0
+        self._prompt_is_free = True
+
+    def take_prompt(self) -> bool:
+        """True for the first that asks: the prompt, which they share, counts once."""
+        taken, self._prompt_is_free = self._prompt_is_free, False
+        return taken
 
     def finish(self, num_tokens: int, metrics: EngineMetrics) -> None:
         self._running -= 1
@@ -208,6 +216,7 @@ class RequestTimer:
         self._engines = model.engines
         self._metrics = model.engines[0]
         self._siblings = siblings
+        self._meter, self._counts_prompt = siblings.meter, siblings.take_prompt()
         self.number = next(_NUMBERS)
         """Counts the requests since the server started."""
         self.num_prompt_tokens = len(request.prompt_token_ids)
@@ -251,6 +260,8 @@ class RequestTimer:
         if delta.num_cached_tokens is not None:
             self.num_cached_tokens = delta.num_cached_tokens
             self._count_prompt(delta.num_cached_tokens)
+            if self._meter is not None and self._counts_prompt and self._queued is None:
+                self._meter.count(cached=delta.num_cached_tokens)
             self._queued = delta.queue_seconds
         if num_tokens:
             histogram = self._metrics.histogram
@@ -261,6 +272,8 @@ class RequestTimer:
                 histogram["inter_token_latency_seconds"].observe(now - self._last)
             self._last = now
             self.num_tokens += num_tokens
+            if self._meter is not None:
+                self._meter.count(completion=num_tokens)
         if delta.num_draft_tokens:
             self.num_draft_tokens = delta.num_draft_tokens
             # Some may stand behind a stop string.

@@ -10,6 +10,7 @@ from pagoda.engine.served.model import ServedModel
 from pagoda.server.bodies.pooling_texts import PooledText, pair_ids, single_ids
 from pagoda.server.context import Context, ReplyHead
 from pagoda.server.errors import ApiError
+from pagoda.server.keys.account import meter_of
 from pagoda.server.metrics import RequestTimer, Siblings
 from pagoda.server.protocol.common import QueuedBody
 from pagoda.server.protocol.pooling import PoolingBody
@@ -49,7 +50,10 @@ class PoolingJob:
             served.client.adapters.apply(request, body.model, None)
         self._media = payloads(placed for text in texts for placed in text.media)
         metrics = context.metrics.of(served)
-        self._timers = [RequestTimer(metrics, request, Siblings(1)) for request in self._requests]
+        self._meter = meter_of(served.names[0])
+        self._timers = [
+            RequestTimer(metrics, request, Siblings(1, self._meter)) for request in self._requests
+        ]
 
     @property
     def usage(self) -> PoolingUsage:
@@ -58,12 +62,17 @@ class PoolingJob:
 
     async def run(self) -> list[bytes]:
         """Each text's result, as in RequestResult. Raises RequestError or ApiError when one of
-        them fails, QueueFullError where too many wait, and EngineDeadError when the engine fails;
+        them fails, ApiError 429 where the key has no tokens left, QueueFullError where too many
+        wait, and EngineDeadError when the engine fails;
         leaving early aborts the rest."""
         client, ids = self._served.client, [request.req_id for request in self._requests]
         timers = dict(zip(ids, self._timers, strict=True))
         results: dict[str, bytes] = {}
+        if self._meter is not None:
+            self._meter.check()
         inbox = client.submit(self._requests, self._media)
+        if self._meter is not None:
+            self._meter.count(prompt=self.usage.prompt_tokens)
         try:
             while len(results) < len(ids):
                 await inbox.arrival()

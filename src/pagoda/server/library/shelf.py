@@ -17,7 +17,7 @@ from pagoda.weights.source import ModelRef, parse_ref
 async def library(context: Context) -> Library:
     """What lies on this machine beside the server's own models is told to those alone who may
     change it."""
-    entries, closed = context.entries(), why_closed(context.config)
+    entries, closed = context.models(), why_closed(context.config)
     models = [_listed(await shown_model(entry, entry.names[0])) for entry in entries]
     kept: list[CachedModel] = []
     if not closed and entries[0].config.model.download_dir is None:
@@ -41,7 +41,7 @@ async def remove_model(context: Context, name: str) -> int:
     check_open(context.config)
     context.entries()
     try:
-        ref = context.fleet.find(name).config.model.model
+        ref = context.find(name).config.model.model
     except ModelNotFoundError:
         ref = name
     place = _parsed(ref)

@@ -4,12 +4,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from pagoda.base.errors import ModelNotFoundError, SourceError
-from pagoda.config.server import ServerConfig, configured_keys
+from pagoda.config.server import ServerConfig, asks_for_key
 from pagoda.engine.served.entries import model_entry
 from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.server.context import Context
 from pagoda.server.errors import ApiError
 from pagoda.server.http.listen import is_loopback_host
+from pagoda.server.keys.account import may_manage
 from pagoda.server.library.fetches import FetchedPart
 from pagoda.weights.source import parse_ref
 
@@ -18,9 +19,11 @@ _HUBS = ("hf.co/", "huggingface.co/")
 
 def why_closed(config: ServerConfig) -> str:
     """Why nobody may have this server fetch, plan or remove models that it was not started with;
-    empty where who reaches it may."""
+    empty where who asks may."""
+    if not may_manage():
+        return "This key may ask models alone; further models and tools take one with `admin`."
     alone = config.uds is not None or is_loopback_host(config.host)
-    if alone or configured_keys(config):
+    if alone or asks_for_key(config):
         return ""
     return (
         "This server is open to the network and has no key, so nobody may have it fetch further "
@@ -38,7 +41,7 @@ def wanted(context: Context, name: str) -> ModelEntry:
     """One of the server's models, or one that is to become another; ApiError for what is none."""
     entries = context.entries()
     try:
-        return context.fleet.find(name)
+        return context.find(name)
     except ModelNotFoundError:
         pass
     check_open(context.config)

@@ -13,9 +13,9 @@ def known_name(context: Context, name: str) -> str:
     entries = context.entries()
     for known in dict.fromkeys((name, name.removesuffix(_LATEST))):
         try:
-            context.fleet.find(known)
+            context.find(known)
         except ModelNotFoundError:
             continue
         return known
-    names = ", ".join(n for entry in entries for n in entry.names)
+    names = ", ".join(n for entry in entries for n in context.names(entry))
     raise ApiError(404, f"model {name!r} not found; this server has {names}", param="model")

@@ -16,6 +16,7 @@ from pagoda.engine.processes.inbox import Inbox
 from pagoda.engine.served.model import ServedModel, fan_out
 from pagoda.server.bodies.prompts import Prompt
 from pagoda.server.errors import ApiError, unavailable
+from pagoda.server.keys.account import asking, meter_of
 from pagoda.server.metrics import Metrics, RequestTimer, Siblings
 from pagoda.server.params import check_volume
 from pagoda.server.protocol.common import TextBody
@@ -65,6 +66,7 @@ class Generation:
         self.prompts = prompts
         self.sampling = sampling
         self.metrics = metrics.of(served)
+        self._meter = meter_of(served.names[0])
         self.is_predicted = bool(rules.prediction)
         """The client said what it expects of the reply."""
         self.watch: Watch | None = None
@@ -79,7 +81,7 @@ class Generation:
             req_id = f"{response_id}-{next(_serial)}"
             request = prepared_request(served, req_id, prompt, sampling, body, rules)
             choices = fan_out(request, sampling.n)
-            siblings = Siblings(sampling.n)
+            siblings = Siblings(sampling.n, self._meter)
             self._requests += choices
             self.timers += [RequestTimer(self.metrics, choice, siblings) for choice in choices]
         self._running = {
@@ -115,11 +117,16 @@ class Generation:
     def started(self) -> Iterator[None]:
         """The engine has all of it inside; leaving aborts what still runs.
 
-        Entering raises QueueFullError or EngineDeadError where the engine takes no more.
+        Entering raises QueueFullError or EngineDeadError where the engine takes no more, and
+        ApiError 429 where the key has no tokens left.
         """
         client = self.served.client
+        if self._meter is not None:
+            self._meter.check()
         media = payloads(placed for prompt in self.prompts for placed in prompt.media)
         self._inbox = client.submit(self._requests, media)
+        if self._meter is not None:
+            self._meter.count(prompt=self.num_prompt_tokens)
         try:
             yield
         finally:
@@ -223,7 +230,7 @@ def prepared_request(
     rules: ReplyRules = PLAIN_REPLY,
 ) -> AddRequest:
     """A prompt as the engine gets it; RequestError if it is too long or has bad ids, ApiError 503
-    while the engine is not there."""
+    while the engine is not there, 403 for adapters by number where the key names its models."""
     check_ready(served)
     request = served.make_request(
         req_id,
@@ -235,6 +242,10 @@ def prepared_request(
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
+    account = asking()
+    if body.lora is not None and account is not None and account.entry.models is not None:
+        raise ApiError(403, "The key names its models; ask for an adapter by its name.",
+                       param="lora")  # fmt: skip
     scales = None if body.lora is None else {each.id: each.scale for each in body.lora}
     served.client.adapters.apply(request, body.model, scales)
     request.kv_transfer = body.kv_transfer

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import msgspec
 
 from pagoda.server.errors import ApiError, to_api_error
+from pagoda.server.keys.account import asking
 from pagoda.server.replies.silence import Silence
 from pagoda.server.responses.builder import ResponseBuilder
 from pagoda.server.responses.store import Stored
@@ -65,6 +66,11 @@ class ResponseRun:
         self._over = asyncio.Event()
         # Also called for a task that was cancelled before its first step.
         self._task.add_done_callback(self._end)
+        account = asking()
+        if account is not None and builder.response.background:
+            # It runs on when its request was answered.
+            account.enter()
+            self._task.add_done_callback(lambda _: account.leave())
 
     @property
     def id(self) -> str:

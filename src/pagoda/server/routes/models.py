@@ -15,6 +15,7 @@ from pagoda.engine.served.model_entry import ModelEntry
 from pagoda.planner.planned import PlannedModel
 from pagoda.server.bodies.body import read_body
 from pagoda.server.context import context_of
+from pagoda.server.keys.account import Account, asking
 from pagoda.server.library.shelf import library, remove_model
 from pagoda.server.library.wanted import wanted
 from pagoda.server.modelfacts import ShownModel, shown_model
@@ -42,16 +43,19 @@ _CODEX_MODALITIES = ("text", "image")
 @router.get("/v1/models", openapi_extra=describe(None, ModelList))
 @router.get("/models", openapi_extra=describe(None, ModelList))
 async def list_models(request: Request) -> Response:
-    entries = context_of(request).entries()
+    context = context_of(request)
+    entries = context.entries()
     shown = {entry: await shown_model(entry, entry.names[0]) for entry in entries}
-    named = [(entry, name) for entry in entries for name in entry.names]
-    adapted = [(entry, name) for entry in entries for name in entry.adapters]
+    listed = [(entry, name) for entry in entries for name in context.names(entry)]
+    named = [(entry, name) for entry, name in listed if name in entry.names]
+    adapted = [(entry, name) for entry, name in listed if name not in entry.names]
+    ids = [name for _, name in (*named, *adapted)]
     return json_reply(
         ModelList(
             data=[_card(shown[entry], name) for entry, name in (*named, *adapted)],
             models=[_codex_model(entry, name) for entry, name in named if shown[entry].writes],
-            first_id=named[0][1],
-            last_id=(*named, *adapted)[-1][1],
+            first_id=ids[0] if ids else None,
+            last_id=ids[-1] if ids else None,
         )
     )
 
@@ -107,24 +111,26 @@ async def model_events(request: Request) -> Response:
     context = context_of(request)
     context.entries()
     return StreamingResponse(
-        _events(context.fleet),
+        _events(context.fleet, asking()),
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache"},
     )
 
 
-async def _events(fleet: Fleet) -> AsyncIterator[bytes]:
+async def _events(fleet: Fleet, account: Account | None) -> AsyncIterator[bytes]:
     queue = fleet.listen()
     try:
         for entry in fleet.entries:
-            yield b"data: " + msgspec.json.encode(state_of(entry)) + b"\n\n"
+            if account is None or account.may_use(entry.names):
+                yield b"data: " + msgspec.json.encode(state_of(entry)) + b"\n\n"
         while True:
             try:
                 event = await asyncio.wait_for(queue.get(), _QUIET_SECONDS)
             except TimeoutError:
                 yield b": quiet\n\n"
             else:
-                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+                if account is None or account.may_use([event["model"], *event.get("names", ())]):
+                    yield b"data: " + msgspec.json.encode(event) + b"\n\n"
     finally:
         fleet.forget(queue)
 

@@ -35,7 +35,7 @@ async def extract_text(request: Request) -> Response:
             kind="Bad Request",
         )  # fmt: skip
     context = context_of(request)
-    loaded = [entry.names[0] for entry in context.entries() if entry.served is not None]
+    loaded = [entry.names[0] for entry in context.models() if entry.served is not None]
     # A file is not a model's; any model's workers read it.
     served = await context.served(request, loaded[0] if loaded else None)
     return json_reply(await served.aside.read_pdf(await request.body()))

@@ -27,7 +27,7 @@ router = APIRouter()
 
 @router.get("/api/v1/models", openapi_extra=describe(None, StudioModels, error=OllamaError))
 async def list_models(request: Request) -> Response:
-    models = await shown_models(context_of(request).entries())
+    models = await shown_models(context_of(request).models())
     return json_reply(StudioModels([_model(model) for model in models]))
 
 
@@ -40,7 +40,7 @@ async def get_model(request: Request, name: str) -> Response:
 
 @router.get("/api/v0/models", openapi_extra=describe(None, StudioCards, error=OllamaError))
 async def list_cards(request: Request) -> Response:
-    models = await shown_models(context_of(request).entries())
+    models = await shown_models(context_of(request).models())
     return json_reply(StudioCards([_card(model) for model in models]))
 
 

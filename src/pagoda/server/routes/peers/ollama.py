@@ -16,6 +16,7 @@ from pagoda.server.bodies.body import parse_fields, read_body, report_unknown
 from pagoda.server.bodies.pooling_texts import body_texts
 from pagoda.server.bodies.structure import report_unenforced
 from pagoda.server.context import Context, ReplyHead, context_of
+from pagoda.server.keys.account import check_manages, may_manage
 from pagoda.server.ollama.errors import OllamaError
 from pagoda.server.ollama.generate import generate_stream
 from pagoda.server.ollama.names import known_name
@@ -169,7 +170,7 @@ def _head(body: OllamaBody) -> OllamaHead:
 async def _asked(request: Request, body: OllamaBody) -> _Asked:
     context, head = context_of(request), _head(body)
     name = known_name(context, body.model)
-    if _unloads(body):
+    if _unloads(body) and may_manage():
         context.unload_after(request, name)
     served = await context.served(request, name)
     head.load_seconds = time.monotonic() - head.started
@@ -192,6 +193,7 @@ async def _load_or_unload(request: Request, body: OllamaBody) -> str:
     context = context_of(request)
     name = known_name(context, body.model)
     if _unloads(body):
+        check_manages()
         drain = context.config.shutdown_timeout
         await context.fleet.unload(context.entry(name), drain_seconds=drain)
         return "unload"

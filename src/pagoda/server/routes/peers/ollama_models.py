@@ -44,7 +44,7 @@ async def version() -> Response:
 @router.get("/api/tags", openapi_extra=describe(None, OllamaModels, error=OllamaError))
 async def tags(request: Request) -> Response:
     """All models, loaded or not."""
-    models = await shown_models(context_of(request).entries())
+    models = await shown_models(context_of(request).models())
     return json_reply(OllamaModels([_listed(model) for model in models]))
 
 
@@ -52,7 +52,7 @@ async def tags(request: Request) -> Response:
 async def running(request: Request) -> Response:
     """The models that are loaded."""
     context = context_of(request)
-    loaded = [entry for entry in context.entries() if entry.served is not None]
+    loaded = [entry for entry in context.models() if entry.served is not None]
     models = [await shown_model(entry, entry.names[0]) for entry in loaded]
     return json_reply(OllamaRunningModels([_running(model, context.config) for model in models]))
 
