@@ -99,9 +99,10 @@ class Replica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What `replicas_for_load` reads."""
+        from pagoda.server.engine_metrics import kv_usage
+
         stats = self._client.stats
-        used = 1 - stats.blocks_free / stats.blocks_total if stats.blocks_total else 0.0
-        return {NUM_REQUESTS: stats.num_running + stats.num_waiting, KV_USAGE: used}
+        return {NUM_REQUESTS: stats.num_running + stats.num_waiting, KV_USAGE: kv_usage(stats)}
 
     async def __del__(self) -> None:
         await self._fleet.shutdown(self._config.shutdown_timeout)

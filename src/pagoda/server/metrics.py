@@ -3,33 +3,27 @@
 import itertools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import accumulate, chain
-from typing import Any
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
 )
 from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from pagoda.core.messages import STEP_TOKENS, AddRequest, EngineStats, RequestDelta
-from pagoda.engine.processes.client import EngineClient
+from pagoda.core.messages import AddRequest, RequestDelta
 from pagoda.engine.served.model import ServedModel
+from pagoda.server.engine_metrics import LABELS, EngineCollector, Models, cumulated
 from pagoda.server.http.looplag import LoopLag
 from pagoda.server.keys.account import Meter
 from pagoda.server.llama_metrics import LlamaCollector
 
-Models = Callable[[], list[ServedModel]]
-
 TICK = 0.1
 """Seconds after which uvicorn's loop looks around, and the lag is measured."""
-_LABELS = ("model_name", "engine")
 
 _SECONDS_LONG = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0,
@@ -82,12 +76,7 @@ class Buckets:
         self.sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        family.add_metric(labels, _cumulated(self._bounds, self._counts), self.sum)
-
-
-def _cumulated(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    names = [*(str(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(names, accumulate(counts), strict=True))
+        family.add_metric(labels, cumulated(self._bounds, self._counts), self.sum)
 
 
 class EngineMetrics:
@@ -126,7 +115,7 @@ class Metrics:
     def __init__(self, models: Models):
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.registry.register(_EngineCollector(models))
+        self.registry.register(EngineCollector(models))
         self._models: dict[str, ModelMetrics] = {}
         self.registry.register(_HistogramCollector(self._models))
         self.registry.register(
@@ -163,7 +152,7 @@ class Metrics:
         """Generating HTTP requests in flight."""
 
     def _counter(self, name: str, doc: str, *labels: str) -> Counter:
-        return Counter(f"vllm:{name}", doc, (*_LABELS, *labels), registry=self.registry)
+        return Counter(f"vllm:{name}", doc, (*LABELS, *labels), registry=self.registry)
 
     def of(self, served: ServedModel) -> ModelMetrics:
         name = served.names[0]
@@ -321,105 +310,13 @@ class RequestTimer:
                 )
 
 
-class _EngineCollector(Collector):
-    """The engines' own counters, read when they are scraped. A restart resets them, as usual."""
-
-    def __init__(self, models: Models):
-        self._models = models
-
-    def collect(self) -> Iterable[Metric]:
-        clients = [
-            ((served.names[0], str(index)), engine)
-            for served in self._models()
-            for index, engine in enumerate(served.client.engines)
-        ]
-        for kind, values in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            for name, doc, read in values:
-                family: Any = kind(f"vllm:{name}", doc, labels=_LABELS)
-                for labels, client in clients:
-                    family.add_metric(labels, read(client.stats))
-                yield family
-        for kind, name, doc, of_client in _OWN:
-            family = kind(f"pagoda:{name}", doc, labels=_LABELS)
-            for labels, client in clients:
-                family.add_metric(labels, of_client(client))
-            yield family
-        for kind, name, doc, label, split in _SPLIT:
-            family = kind(name, doc, labels=(*_LABELS, label))
-            for labels, client in clients:
-                for part, value in split(client).items():
-                    family.add_metric((*labels, part), value)
-            yield family
-        steps = HistogramMetricFamily(
-            "vllm:iteration_tokens_total", "Tokens of a step.", labels=_LABELS
-        )
-        for labels, client in clients:
-            counts = client.stats.steps_by_tokens or [0] * (len(STEP_TOKENS) + 1)
-            total = client.stats.computed_tokens
-            steps.add_metric(labels, _cumulated(STEP_TOKENS, counts), total)
-        yield steps
-        yield from _speculation(clients)
-        yield _cache_config(clients)
-        yield _adapters(clients)
-
-
-def _speculation(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Iterable[Metric]:
-    """What came of guessed tokens. llama-server has vLLM's counters under its own prefix."""
-    for program in ("vllm", "llamacpp"):
-        for name, doc, read in _GUESSES:
-            family = CounterMetricFamily(f"{program}:spec_decode_{name}", doc, labels=_LABELS)
-            for labels, client in clients:
-                family.add_metric(labels, read(client.stats))
-            yield family
-        family = CounterMetricFamily(
-            f"{program}:spec_decode_num_accepted_tokens_per_pos",
-            "Guessed tokens that came true, by place in the guess.",
-            labels=(*_LABELS, "position"),
-        )
-        for labels, client in clients:
-            for place, count in enumerate(client.stats.spec_accepted_per_position):
-                family.add_metric((*labels, str(place)), count)
-        yield family
-
-
-def _cache_config(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
-    info = GaugeMetricFamily(
-        "vllm:cache_config_info", "The KV cache, as labels.",
-        labels=(
-            *_LABELS, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "cache_dtype",
-        ),
-    )  # fmt: skip
-    for labels, client in clients:
-        ready = client.ready
-        if ready is not None:
-            shape = (str(ready.block_size), str(ready.num_blocks), str(ready.kv_tokens))
-            info.add_metric((*labels, *shape, ready.kv_cache_dtype), 1)
-    return info
-
-
-def _adapters(clients: Iterable[tuple[tuple[str, str], EngineClient]]) -> Metric:
-    """Which adapters are in use, for each model with room for some. As in vLLM all is in the
-    labels, and the value is a time, by which readers tell the latest."""
-    info = GaugeMetricFamily(
-        "vllm:lora_requests_info",
-        "Adapters that requests run with or wait for; seconds since 1970.",
-        labels=(*_LABELS, "max_lora", "waiting_lora_adapters", "running_lora_adapters"),
-    )
-    for labels, client in clients:
-        most = 0 if client.ready is None else client.ready.max_loras
-        if most:
-            running, waiting = map(",".join, client.busy_adapters())
-            info.add_metric((*labels, str(most), waiting, running), time.time())
-    return info
-
-
 class _HistogramCollector(Collector):
     def __init__(self, models: dict[str, ModelMetrics]):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
         for key, (doc, _) in _HISTOGRAMS.items():
-            family = HistogramMetricFamily(f"vllm:{key}", doc, labels=_LABELS)
+            family = HistogramMetricFamily(f"vllm:{key}", doc, labels=LABELS)
             for engine in _engines(self._models):
                 engine.histogram[key].add_to(family, engine.labels)
             yield family
@@ -427,79 +324,3 @@ class _HistogramCollector(Collector):
 
 def _engines(models: dict[str, ModelMetrics]) -> Iterable[EngineMetrics]:
     return chain.from_iterable(model.engines for model in models.values())
-
-
-def kv_usage(stats: EngineStats) -> float:
-    """0 to 1."""
-    return 1 - stats.blocks_free / stats.blocks_total if stats.blocks_total else 0.0
-
-
-def _waiting(stats: EngineStats) -> dict[str, int]:
-    return {"capacity": stats.num_waiting - stats.num_held, "deferred": stats.num_held}
-
-
-_GAUGES = (
-    ("num_requests_running", "Requests that take part in steps.", lambda s: s.num_running),
-    ("num_requests_waiting", "Requests that wait.", lambda s: s.num_waiting),
-    ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", kv_usage),
-)
-_COUNTERS = (
-    ("num_preemptions", "Preempted requests.", lambda s: s.num_preemptions),
-    ("generation_tokens", "Generated tokens.", lambda s: s.generation_tokens),
-    ("prefix_cache_queries", "Prompt tokens looked up in the cache.", lambda s: s.prefix_queries),
-    ("prefix_cache_hits", "Prompt tokens found in the cache.", lambda s: s.prefix_hits),
-    ("iterations", "Steps of the engine.", lambda s: s.num_steps),
-)
-_GUESSES: tuple[tuple[str, str, Callable[[EngineStats], int]], ...] = (
-    ("num_drafts", "Times that a request's guessed tokens were verified.", lambda s: s.spec_drafts),
-    ("num_draft_tokens", "Guessed tokens that were verified.", lambda s: s.spec_draft_tokens),
-    ("num_accepted_tokens", "Guessed tokens that came true.", lambda s: s.spec_accepted_tokens),
-)
-_OWN: tuple[tuple[Any, str, str, Callable[[EngineClient], float]], ...] = (
-    (
-        GaugeMetricFamily, "engine_stalled",
-        "1: the engine makes no progress, and is killed if that goes on.",
-        lambda c: c.stalled is not None,
-    ),
-    (
-        GaugeMetricFamily, "engine_heartbeat_age_seconds",
-        "Since the engine said anything; one that is well says something each second or two.",
-        lambda c: c.silent_seconds,
-    ),
-    *(
-        (CounterMetricFamily, f"kv_transfer{name}", doc, read)
-        for name, doc, read in (
-            ("s", "Prompts that waited for another engine's KV.", lambda c: c.stats.kv_fetches),
-            ("_seconds", "That they waited.", lambda c: c.stats.kv_fetch_seconds),
-            ("_received_bytes", "KV that came.", lambda c: c.stats.kv_fetched_bytes),
-            ("_sent_bytes", "KV that others fetched.", lambda c: c.stats.kv_sent_bytes),
-        )
-    ),
-    (
-        CounterMetricFamily, "engine_restarts", "Processes started after the engine had died.",
-        lambda c: c.restarts,
-    ),
-)  # fmt: skip
-_SPLIT: tuple[tuple[Any, str, str, str, Callable[[EngineClient], dict[str, int]]], ...] = (
-    (
-        GaugeMetricFamily, "vllm:num_requests_waiting_by_reason",
-        "Requests that wait for room, and those that wait for something else.", "reason",
-        lambda c: _waiting(c.stats),
-    ),
-    (
-        GaugeMetricFamily, "vllm:engine_sleep_state", "1 at the state that holds.",
-        "sleep_state",
-        lambda c: {
-            "awake": int(not c.asleep), "weights_offloaded": int(c.asleep), "discard_all": 0,
-        },
-    ),
-    (
-        CounterMetricFamily, "vllm:admission_rejections", "Requests refused because others wait.",
-        "reason", lambda c: c.queue.rejections,
-    ),
-    (
-        CounterMetricFamily, "pagoda:kv_transfer_failures",
-        "Prompts computed although their KV blocks were elsewhere.",
-        "reason", lambda c: c.stats.kv_fetch_failures,
-    ),
-)  # fmt: skip

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from pagoda.base.log import get_logger
 from pagoda.core.messages import EngineStats
 from pagoda.engine.served.model import ServedModel
-from pagoda.server.metrics import kv_usage
+from pagoda.server.engine_metrics import kv_usage
 
 _log = get_logger(__name__)
 
