@@ -15,7 +15,7 @@ BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
-  check format docs bench bench-agent bench-install bench-peers gpu-check clean
+  check format docs bench bench-agent bench-install bench-peers gpu-check wheels clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
 	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
+	@echo "make wheels      wheels for x86-64 and ARM64 in dist/, with the kernels of all instruction sets"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
 $(BIN)/python:
@@ -114,6 +115,10 @@ bench-peers: install-dev
 # With the Python that has torch for CUDA and Triton; nothing is installed.
 gpu-check:
 	PYTHONPATH=src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(ARGS)
+
+# On any Linux with Python 3.11 to 3.13 on PATH; the compiler comes with a package.
+wheels:
+	$(PYTHON) tools/wheels.py $(ARGS)
 
 bench-install:
 	$(PYTHON) -m bench.install $(ARGS)
