@@ -1,5 +1,5 @@
-"""`python tools/try_wheel.py dist`: installs this Python's wheel where no compiler is on PATH, serves
-the default model with it, and has it answer."""
+"""`python tools/try_wheel.py dist`: installs this Python's wheel where no compiler is on PATH,
+serves the default model with it, and asks it something."""
 
 import json
 import os

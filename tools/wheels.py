@@ -1,9 +1,9 @@
-"""`make wheels`: manylinux wheels of Pagoda, kernels for all instruction sets inside, and the agent's.
+"""`make wheels`: manylinux wheels of Pagoda with kernels of all instruction sets, and the agent's.
 
-Zig's compiler, which the package ziglang brings, targets a glibc older than this machine's and other
-processors, so neither a container nor another machine is needed. Sources of the kernels do not
-know Python: they are compiled once for each processor, and only what binds them once for each version.
-auditwheel then checks what a wheel asks of a system, and names it by that.
+Zig's compiler, which the package ziglang brings, targets a glibc older than this machine's and
+other processors, so neither a container nor another machine is needed. Sources of the kernels do
+not know Python: they are compiled once for each processor, and only what binds them once for each
+version. auditwheel then checks what a wheel asks of a system, and names it by that.
 """
 
 import argparse
