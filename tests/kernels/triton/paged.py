@@ -21,8 +21,7 @@ def poisoned(
     num_blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """K and V, full of NaN, laid out and aligned as the runner's: two layers in one buffer."""
-    stored = torch.uint8 if dtype in FP8 else dtype
-    size = kv_heads * block_size * row_elements(head_dim, stored) * stored.itemsize
+    size = kv_heads * block_size * row_elements(head_dim, dtype) * dtype.itemsize
     step = -(-size // ALIGNMENT) * ALIGNMENT
     memory = torch.full((num_blocks, 4 * step), 0xFF, dtype=torch.uint8)  # NaN in each type
     k, v = (memory[:, start : start + size].view(dtype) for start in (2 * step, 3 * step))
