@@ -119,7 +119,8 @@ def test_the_profiled_step_is_the_worst(launches, dim, context, tokens, reqs):
         backend.attend(q, k, v, plan, scale=1.0)
         return torch.zeros(batch.num_tokens, 1)
 
-    model = SimpleNamespace(forward=forward, compute_logits=lambda x: x)
+    whole = SimpleNamespace(begins=True, ends=True)
+    model = SimpleNamespace(spec=whole, forward=forward, compute_logits=lambda x: x)
     profile.largest_step(model, [group], make_device("cpu"), tokens, reqs, reqs, context)
     profiled = max(launches.partial)
     assert profiled <= 256 * MIB + 4 * 16 * row_bytes(context, dim)
