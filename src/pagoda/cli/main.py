@@ -30,6 +30,7 @@ COMMANDS = {
     "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
     "simulate": "Say how replicas of a model would serve a load.",
+    "completion": "Complete commands and flags in a shell.",
     "agent": "Let a served model that sees operate a computer.",
 }
 _HELP_FLAGS = ("-h", "--help", "help")
@@ -106,6 +107,7 @@ def parse_command(name: str, words: list[str]) -> "tuple[ModuleType, argparse.Na
         usage=f"pagoda {name} {module.USAGE}",
         description=COMMANDS[name],
         epilog=getattr(module, "EPILOG", None),
+        usual=getattr(module, "USUAL", ()),
     )
     module.add_arguments(parser)
     prepare = getattr(module, "prepare", None)
