@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Serve a model behind an OpenAI-compatible API.",
     "stop": "Stop a running server.",
+    "ps": "List the running servers, their models and requests.",
+    "top": "Show what the running servers do, second by second.",
     "chat": "Chat in the terminal, with a server or with a model on this machine.",
     "launch": "Start a coding agent (Codex, Claude Code, opencode, ...) with a model.",
     "complete": "Continue text, without a chat template.",
