@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Serve a model behind an OpenAI-compatible API.",
     "stop": "Stop a running server.",
+    "service": "Install a server that systemd keeps running.",
     "ps": "List the running servers, their models and requests.",
     "top": "Show what the running servers do, second by second.",
     "chat": "Chat in the terminal, with a server or with a model on this machine.",
