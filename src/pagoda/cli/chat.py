@@ -40,6 +40,18 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 USAGE = "[MODEL] [--base-url URL] [-p TEXT | -q TEXT] [flags]"
+USUAL = (
+    "--quick",
+    "--system-prompt",
+    "--base-url",
+    "--model-name",
+    "--api-key",
+    "--temperature",
+    "--top-p",
+    "--max-tokens",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+)
 EPILOG = (
     "Without MODEL and --base-url, a server on this machine's port 8000 answers; without a server "
     "the default model runs in this terminal. Text piped in, and -q's behind it, is one message; "

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 USAGE = "[MODEL] [--base-url URL] [-p TEXT] [flags]"
+USUAL = (
+    "--prompt",
+    "--base-url",
+    "--model-name",
+    "--api-key",
+    "--temperature",
+    "--top-p",
+    "--max-tokens",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+)
 _DEFAULT_TOKENS = 128
 
 

@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from pagoda.doctor.machine.measure import Measuring
 
 USAGE = "[MODEL] [--gpu NAME] [--for USERS] [--why] [--compare MODEL ...] [flags of serve]"
+USUAL = (
+    "--gpu",
+    "--for",
+    "--why",
+    "--compare",
+    "--engine",
+    "--json",
+    "--plot",
+    "--max-model-len",
+    "--gpu-memory-utilization",
+    "--tensor-parallel-size",
+)
 EPILOG = (
     "Without a model: this machine. With one: whether it runs, what takes how much memory, how "
     "many tokens and users fit, how fast it will be, and with which flags. Weights are never "

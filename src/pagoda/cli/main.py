@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "Serve a model behind an OpenAI-compatible API.",
     "stop": "Stop a running server.",
+    "service": "Install a server that systemd keeps running.",
+    "ps": "List the running servers, their models and requests.",
+    "top": "Show what the running servers do, second by second.",
     "chat": "Chat in the terminal, with a server or with a model on this machine.",
     "launch": "Start a coding agent (Codex, Claude Code, opencode, ...) with a model.",
     "complete": "Continue text, without a chat template.",
@@ -30,6 +33,7 @@ COMMANDS = {
     "doctor": "Say what this machine can run, and what holds it back.",
     "bench": "Measure latency, throughput or a running server.",
     "simulate": "Say how replicas of a model would serve a load.",
+    "completion": "Complete commands and flags in a shell.",
     "agent": "Let a served model that sees operate a computer.",
 }
 _HELP_FLAGS = ("-h", "--help", "help")
@@ -106,6 +110,7 @@ def parse_command(name: str, words: list[str]) -> "tuple[ModuleType, argparse.Na
         usage=f"pagoda {name} {module.USAGE}",
         description=COMMANDS[name],
         epilog=getattr(module, "EPILOG", None),
+        usual=getattr(module, "USUAL", ()),
     )
     module.add_arguments(parser)
     prepare = getattr(module, "prepare", None)

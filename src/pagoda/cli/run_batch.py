@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from pagoda.cli.batch import Tally
 
 USAGE = "-i IN.jsonl -o OUT.jsonl [MODEL | --base-url URL] [flags]"
+USUAL = (
+    "--input-file",
+    "--output-file",
+    "--base-url",
+    "--api-key",
+    "--concurrency",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--gpu-memory-utilization",
+)
 EPILOG = (
     "Without --base-url the model runs here, without HTTP. A run that was stopped goes on where it "
     "was: answered lines are skipped, lines that failed are asked again. "

@@ -22,6 +22,18 @@ from pagoda.planner.planned import Advice, PlannedModel, PlanQuestion
 from pagoda.version import __version__
 
 USAGE = "[MODEL ...] [flags]"
+USUAL = (
+    "--host",
+    "--port",
+    "--api-key",
+    "--served-model-name",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--gpu-memory-utilization",
+    "--kv-cache-dtype",
+    "--tensor-parallel-size",
+    "--threads",
+)
 EPILOG = (
     "--config FILE reads flags from YAML. Other flags of vLLM and llama-server are accepted: what "
     "says the same as one of these does the same, any other is answered with one line."

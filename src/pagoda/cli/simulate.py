@@ -29,6 +29,20 @@ if TYPE_CHECKING:
     from pagoda.simulate.world import Outcome
 
 USAGE = "MODEL (--gpu NAME | --profile FILE) [--trace FILE] [--replicas N | --goal GOAL] [flags]"
+USUAL = (
+    "--gpu",
+    "--profile",
+    "--replicas",
+    "--router",
+    "--goal",
+    "--trace",
+    "--users",
+    "--request-rate",
+    "--input-len",
+    "--output-len",
+    "--price",
+    "--json",
+)
 EPILOG = (
     "The scheduler and the KV cache are those of `pagoda serve`, on a clock that is simulated. "
     "Steps take what a profile of this machine says (`pagoda bench step-times`), or what is "

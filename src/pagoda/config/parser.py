@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
+from pagoda.config.helping import HelpAction
 
 _SAID = {"true": True, "false": False}
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
@@ -39,12 +40,16 @@ class _HelpFormatter(argparse.HelpFormatter):
 class FlagParser(argparse.ArgumentParser):
     """ArgumentParser with vLLM's spellings; usage errors are one line and exit status 2."""
 
-    def __init__(self, **kwargs: Any):
+    def __init__(self, usual: Sequence[str] = (), **kwargs: Any):
+        """`usual`: flags that --help shows where all would be too many."""
         super().__init__(
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
+            add_help=not usual,
             **kwargs,
         )
+        if usual:
+            self.add_argument("-h", "--help", action=HelpAction, usual=usual)
 
     def parse_known_args(  # type: ignore[override]  # one form of typeshed's overloads is used
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

@@ -1,0 +1,75 @@
+"""Servers as lines of a table."""
+
+from collections.abc import Iterable, Sequence
+
+from pagoda.base.printable import for_terminal
+from pagoda.base.units import format_bytes
+from pagoda.cli.watch.servers import ModelLoad, ServerLoad
+
+_HEAD = ("PORT", "PID", "MODEL", "RUNNING", "WAITING", "KV", "MEMORY", "UP")
+_RATES = ("PROMPT tok/s", "REPLY tok/s", "CPU")
+# Columns of text; numbers stand to the right.
+_TEXTS = {"MODEL"}
+
+
+def table(loads: Iterable[ServerLoad]) -> list[str]:
+    """A line for each model of each server, below a heading."""
+    rows = [row for load in loads for row in _rows(load)]
+    return _lines(_HEAD, rows)
+
+
+def table_of_rates(before: Iterable[ServerLoad], now: Iterable[ServerLoad]) -> list[str]:
+    """The same with what was done since `before`, a second per second."""
+    earlier = {(load.port, load.pid): load for load in before}
+    rows = []
+    for load in now:
+        past = earlier.get((load.port, load.pid))
+        seconds = 0.0 if past is None else load.at - past.at
+        for row, name in zip(_rows(load), load.models or ("",), strict=True):
+            rates = ("", "", "")
+            if past is not None and seconds > 0:
+                cpu = max(0.0, load.cpu_seconds - past.cpu_seconds) / seconds
+                rates = (*_tokens(past.models.get(name), load.models.get(name), seconds),
+                         f"{cpu:.0%}")  # fmt: skip
+            rows.append((*row[:6], *rates, *row[6:]))
+    return _lines((*_HEAD[:6], *_RATES, *_HEAD[6:]), rows)
+
+
+def _tokens(past: ModelLoad | None, now: ModelLoad | None, seconds: float) -> tuple[str, str]:
+    if past is None or now is None:
+        return "", ""
+    # An engine that was started anew counts from 0.
+    prompt = max(0.0, now.prompt_tokens - past.prompt_tokens)
+    reply = max(0.0, now.generated_tokens - past.generated_tokens)
+    return f"{prompt / seconds:,.0f}", f"{reply / seconds:,.0f}"
+
+
+def _rows(load: ServerLoad) -> list[tuple[str, ...]]:
+    server = (str(load.port), str(load.pid))
+    end = (format_bytes(load.memory), _span(load.up_seconds))
+    if not load.models:
+        said = load.problem or "no model is loaded"
+        return [(*server, f"({said})", "", "", "", *end)]
+    return [
+        (*server, for_terminal(name), f"{model.running:g}", f"{model.waiting:g}",
+         f"{model.kv_usage:.0%}", *end)
+        for name, model in load.models.items()
+    ]  # fmt: skip
+
+
+def _span(seconds: float) -> str:
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours >= 48:
+        return f"{hours // 24} days"
+    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
+
+
+def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if name in _TEXTS else cell.rjust(width)
+            for name, cell, width in zip(head, row, widths, strict=True)
+        ).rstrip()
+        for row in (head, *rows)
+    ]

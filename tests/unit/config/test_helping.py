@@ -1,0 +1,51 @@
+"""Help of commands with many flags."""
+
+import pytest
+
+from pagoda.cli.main import COMMANDS, main
+
+LONG = ("serve", "chat", "complete", "run-batch", "doctor", "simulate")
+
+
+def shown(capsys, *words):
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(words))
+    assert exit_info.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_two_screens(name, capsys):
+    if name != "agent":  # a program of its own
+        assert len(shown(capsys, name, "--help").splitlines()) <= 70
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_usual_flags_come_first_and_all_when_asked(name, capsys):
+    usual, every = shown(capsys, name, "--help"), shown(capsys, name, "--help=all")
+    assert f"`pagoda {name} --help=all` shows all" in usual
+    assert "usual flags:" in usual and "--enable-prefix-caching" not in usual
+    assert "--[no-]enable-prefix-caching" in every and len(every) > 3 * len(usual)
+
+
+def test_the_count_is_that_of_what_all_shows(capsys):
+    usual, every = shown(capsys, "serve", "-h"), shown(capsys, "serve", "--help", "all")
+    count = sum(line.startswith("  -") for line in every.splitlines())
+    assert f"shows all {count} flags" in usual
+
+
+@pytest.mark.parametrize("word", ["max-model-len", "--max-model-len", "max_model_len", "Model-Len"])
+def test_a_word_shows_the_flags_with_it(word, capsys):
+    out = shown(capsys, "serve", f"--help={word}")
+    assert "--max-model-len" in out and "--port" not in out
+
+
+def test_the_name_of_a_group_shows_the_group(capsys):
+    out = shown(capsys, "serve", "--help=adapter")
+    assert "--max-loras" in out and "--port" not in out
+
+
+def test_a_word_that_nothing_has_is_answered_with_the_groups(capsys):
+    out = shown(capsys, "serve", "--help=smollm2")
+    assert "No flag and no group of flags has 'smollm2' in its name." in out
+    assert "model, cache, scheduler" in " ".join(out.split())
