@@ -10,6 +10,7 @@ from pagoda.arch.registry import spec_for
 from pagoda.base.errors import CheckpointError, RequestError, UnsupportedModelError
 from pagoda.models.adapters import ModelAdapters
 from pagoda.planner.memory.tensors import model_tensors, parameter_count
+from pagoda.planner.resolved import ResolvedAdapters
 from pagoda.runtime.media import finish
 from pagoda.text.media.select import processor_for
 from pagoda.weights.adapters import open_adapter
@@ -140,7 +141,7 @@ def test_a_published_checkpoint_and_its_adapter(reference, tmp_path):
     close(driver.run(prompt.ids, 50), vision.reference_logits(reference, prompt.ids, [image]))
     adapter = TinyAdapter(reference, targets=vision.ADAPTED, alpha=4.0)
     adapter.pairs = {n: ab for n, ab in adapter.pairs.items() if n.startswith("model.layers.")}
-    adapters = ModelAdapters(loaded, 2, 8, of_gguf=False)
+    adapters = ModelAdapters(loaded, ResolvedAdapters(2, 8), of_gguf=False)
     adapters.load(0, [(open_adapter(adapter.save_peft(tmp_path / "vision-lora")), 1.0)])
     driver = VisionDriver(loaded, processor(tmp_path))
     driver.add("r", prompt)
