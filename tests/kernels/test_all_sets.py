@@ -2,6 +2,7 @@
 
 import platform
 import re
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
@@ -52,3 +53,18 @@ def test_a_clone_has_the_best_set_and_plain_c():
         pytest.skip("no native kernels")
     assert _native.INSTRUCTION_SETS[-1] == "generic"
     assert _native.MISSING_INSTRUCTION_SET == ""
+
+
+def test_sets_share_no_function():
+    """Of a function that several files have the linker keeps one, which other CPUs may not run."""
+    objects = [
+        path
+        for path in ROOT.glob("build/*/CMakeFiles/kernels_*.dir/**/*.cpp.o")
+        if "kernels_generic" not in str(path)
+    ]
+    if not objects or shutil.which("nm") is None:
+        pytest.skip("no objects of the kernels: make install leaves them in build/")
+    for path in objects:
+        command = ["nm", "-C", "--defined-only", path]
+        names = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert [line for line in names.splitlines() if " W " in line or " u " in line] == []

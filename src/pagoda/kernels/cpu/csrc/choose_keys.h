@@ -112,7 +112,7 @@ inline void choose(const ChooseKeys& op, const Chooser& chooser, const float* sc
                    float* ordered) {
     std::copy_n(scores, chooser.keys, ordered);
     std::nth_element(ordered, ordered + op.num_chosen - 1, ordered + chooser.keys,
-                     std::greater<float>());
+                     [](float a, float b) { return a > b; });
     const float least = ordered[op.num_chosen - 1];
     int64_t equals = op.num_chosen;
     for (int64_t i = 0; i < chooser.keys; ++i) equals -= scores[i] > least;

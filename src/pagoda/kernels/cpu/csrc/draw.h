@@ -186,20 +186,26 @@ inline void keep(const ScaledRow& row, int64_t top_k, double top_p, float min_p,
     }
 }
 
+// A type of this file alone, so that vectors of it are, too: the linker keeps one of all files'
+// std::vector<double>, which may be one for other CPUs.
+struct Sum {
+    double weight = 0;
+};
+
 inline int64_t draw_kept(const ScaledRow& row, int64_t top_k, double top_p, float min_p,
                          const Noise& noise) {
     // A thread's own, since rows are worked on side by side; they grow to one row.
     static thread_local std::vector<Candidate> tokens;
-    static thread_local std::vector<double> sums;
+    static thread_local std::vector<Sum> sums;
     keep(row, top_k, top_p, min_p, tokens);
     const int64_t blocks = (row.size + kRaceBlock - 1) / kRaceBlock;
-    sums.assign(static_cast<size_t>(blocks), 0.0);
+    sums.assign(static_cast<size_t>(blocks), Sum{});
     for (const Candidate& token : tokens)
-        sums[static_cast<size_t>(token.id / kRaceBlock)] += token.weight;
+        sums[static_cast<size_t>(token.id / kRaceBlock)].weight += token.weight;
     Race heat;
     for (int64_t block = 0; block < blocks; ++block)
-        if (sums[static_cast<size_t>(block)] > 0)
-            heat.run(block, sums[static_cast<size_t>(block)], noise(block));
+        if (const double weight = sums[static_cast<size_t>(block)].weight; weight > 0)
+            heat.run(block, weight, noise(block));
     Race final;
     for (const Candidate& token : tokens)
         if (token.id / kRaceBlock == heat.winner)
