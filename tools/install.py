@@ -15,6 +15,7 @@ _COMPILED = re.compile(r"\s*\[(\d+)/(\d+)\] (?:Building|Linking)")
 _STAGES = (
     (re.compile(r"\s*(?:Collecting|Downloading|Requirement already)"), "Fetching packages"),
     (re.compile(r"\s*Installing build dependencies"), "Fetching build tools"),
+    (re.compile(r"\s*\*\*\* Configuring CMake"), "Preparing to compile"),
     (re.compile(r"\s*Installing collected packages"), "Installing packages"),
 )
 
@@ -60,7 +61,7 @@ def main() -> int:
     environment["CMAKE_ARGS"] = f"-DPAGODA_ISAS=native {environment.get('CMAKE_ARGS', '')}"
     LOG.parent.mkdir(exist_ok=True)
     with (
-        LOG.open("w") as log,
+        LOG.open("w", buffering=1) as log,
         subprocess.Popen(
             command, cwd=ROOT, env=environment, text=True, errors="replace",
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -30,6 +30,7 @@ def test_stages_of_what_pip_says():
         "Fetching packages",
         "Fetching build tools",
         "Fetching packages",
+        "Preparing to compile",
         "Compiling kernels, 1 of 15",
         "Compiling kernels, 2 of 15",
         "Compiling kernels, 15 of 15",

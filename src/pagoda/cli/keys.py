@@ -1,6 +1,7 @@
 """`pagoda keys`: API keys by name, for `pagoda serve --api-key-file`."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from pagoda.base.errors import ConfigError
@@ -65,6 +66,9 @@ def _add(args: argparse.Namespace) -> int:
         )
     # Alone on its line, and nowhere else: `KEY=$(pagoda keys add ...)`.
     print(key)
+    print(
+        f"The key of {args.name}, shown this once; clients send it as any API key.", file=sys.stderr
+    )
     return 0
 
 
