@@ -42,7 +42,7 @@ def bash(script):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (("pagoda", "se"), ["serve"]),
+        (("pagoda", "simu"), ["simulate"]),
         (("pagoda", "serve", "--max-model"), ["--max-model-len"]),
         (("pagoda", "serve", "--kv-cache-dtype", "q"), ["q4_0"]),
         (("pagoda", "doctor", "--comp"), ["--compare"]),
