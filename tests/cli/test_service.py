@@ -59,6 +59,18 @@ def test_a_key_that_was_given_is_not_in_the_unit(home, words):
     assert "secret" not in unit(home) and '"m.gguf" "--port" "9000"' in unit(home)
 
 
+def test_a_model_behind_a_key_stays(home):
+    assert main(["service", "install", "--api-key=secret", "m.gguf"]) == 0
+    assert '"m.gguf"' in unit(home) and "secret" not in unit(home)
+
+
+def test_files_are_named_from_where_it_was_installed(home, monkeypatch):
+    (home / "50% models").mkdir()
+    monkeypatch.chdir(home / "50% models")
+    assert main(["service", "install", "./m.gguf"]) == 0
+    assert f"WorkingDirectory={home}/50%% models\n" in unit(home)
+
+
 def test_flags_that_there_are_not_are_refused_now(home):
     with pytest.raises(SystemExit) as exit_info:
         main(["service", "install", "smollm2", "--prot", "9000"])

@@ -68,6 +68,11 @@ def test_loads_are_read_from_metrics_and_linux(server):
     assert load.memory > 10 << 20 and load.cpu_seconds > 0.05 and load.up_seconds >= 0
 
 
+def test_a_proxy_is_not_asked(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert seen(server.server_address[1]).problem == ""
+
+
 def test_processes_below_count(server):
     script = "import sys; x = bytearray(64 << 20); print('up', flush=True); sys.stdin.read()"
     before = seen(server.server_address[1]).memory

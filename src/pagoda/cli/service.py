@@ -29,6 +29,8 @@ Description=Pagoda, a server of open models
 [Service]
 Type=exec
 EnvironmentFile=-{environment}
+# Where it was installed from, since flags may name files from there.
+WorkingDirectory={folder}
 ExecStart={command}
 # Running requests get their 30 s: only the server is told to stop, and it ends its engines.
 KillMode=mixed
@@ -99,8 +101,9 @@ def _without_keys(words: Sequence[str]) -> list[str]:
         name = word.partition("=")[0].replace("_", "-")
         if skipped and not word.startswith("-"):
             continue
-        skipped = name in ("--api-key", "-api-key")
-        if not skipped:
+        is_key = name in ("--api-key", "-api-key")
+        skipped = is_key and "=" not in word
+        if not is_key:
             kept.append(word)
     return kept
 
@@ -158,7 +161,9 @@ def _unit(command: Sequence[str]) -> str:
     # -P: a module in the working folder must not be imported.
     words = [sys.executable, "-P", "-m", "pagoda", "serve", "--shutdown-timeout", "30", *command]
     return _UNIT.format(
-        environment=_escaped(str(_environment_file())), command=" ".join(map(_quoted, words))
+        environment=_escaped(str(_environment_file())),
+        folder=_escaped(str(Path.cwd())),
+        command=" ".join(map(_quoted, words)),
     )
 
 

@@ -44,7 +44,7 @@ def application(flags: Mapping[str, Any]) -> "serve.Application":
 
 def configs(flags: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
     """What `pagoda serve` makes of such flags, for a server behind Ray's proxies."""
-    parser = _Flags(add_help=False)
+    parser = _Flags()
     serve_command.add_arguments(parser)
     args = parser.parse_args(flag_words(flags))
     for line in answers(args):
@@ -54,8 +54,7 @@ def configs(flags: Mapping[str, Any]) -> tuple[EngineConfig, ServerConfig]:
         raise ConfigError("No model is named: args need `model: NAME`.")
     if engine.parallel.data_parallel_size > 1:
         raise ConfigError("Ray has the replicas: `num_replicas` of its deployments says how many.")
-    # Ray's proxies listen, on any name of theirs.
-    return engine, replace(server, host="0.0.0.0")
+    return engine, server
 
 
 class _Flags(FlagParser):

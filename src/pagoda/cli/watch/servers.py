@@ -56,7 +56,9 @@ def servers() -> list[ServerLoad]:
             sum(map(_cpu_seconds, processes)), max(0.0, _uptime() - entry.started / _TICKS),
         )  # fmt: skip
         try:
-            reply = httpx.get(f"http://127.0.0.1:{entry.port}/metrics", timeout=_SECONDS)
+            # trust_env: a proxy of this user's knows another 127.0.0.1.
+            address = f"http://127.0.0.1:{entry.port}/metrics"
+            reply = httpx.get(address, timeout=_SECONDS, trust_env=False)
             reply.raise_for_status()
             load.models = _models(reply.text)
         except httpx.HTTPStatusError as error:
