@@ -16,7 +16,7 @@ _FEWEST_STREAMS = 8
 LEAST_PROMPT_TOKENS = 4
 # Without streams a step ends for the sake of whoever arrives meanwhile. It is so many times as
 # long as what a step costs besides its tokens, and has so many tokens at least: longer ones read a
-# prompt hardly faster (docs/log.md). Nobody notices a wait of so many seconds.
+# prompt hardly faster (docs/development/log.md). Nobody notices a wait of so many seconds.
 _STEP_PER_BASE = 8.0
 _LEAST_LONE_TOKENS = 32
 _LEAST_LONE_SECONDS = 0.02

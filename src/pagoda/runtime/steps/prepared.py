@@ -49,7 +49,7 @@ class PreparedStep:
         follow. False, with nothing changed, where something is in the way.
 
         Only positions move then. Preparing each step from its plan was over half of what a step of
-        one request spent outside kernels (docs/log.md).
+        one request spent outside kernels (docs/development/log.md).
         """
         scheduled, arrays = self.plan, self.arrays
         all_last = plan.step_id == self.step_id + 1 and len(scheduled.rows) == len(plan.req_ids)
