@@ -15,7 +15,7 @@ BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
 
 .PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
-  check format docs bench bench-agent bench-install bench-peers gpu-check wheels clean
+  check format docs bench bench-agent bench-install bench-peers gpu-check man wheels clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench-agent  what the agent costs beside its model"
 	@echo "make fuzz        hostile inputs for each parser and kernel (HARNESS=gguf, SECONDS=3600 each)"
 	@echo "make soak        an hour of mixed load and chaos; fails on a wrong reply, a hang or a leak"
+	@echo "make man         manual pages: man pagoda, man pagoda-serve, ... (.venv/bin on PATH)"
 	@echo "make wheels      wheels for x86-64 and ARM64 in dist/, with the kernels of all instruction sets"
 	@echo "make clean       remove .venv and build products (models stay: pagoda rm)"
 
@@ -116,8 +117,14 @@ bench-peers: install-dev
 gpu-check:
 	PYTHONPATH=src:. $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tools.gpu_check $(ARGS)
 
+# `man` finds them beside the programs on PATH. The wheels have those of build/man (CMakeLists.txt).
+man: install
+	$(PIP) install --quiet "argparse-manpage>=4.6,<5"
+	$(BIN)/python tools/man.py build/man
+	@mkdir -p $(VENV)/share/man/man1 && cp build/man/*.1 $(VENV)/share/man/man1
+
 # On any Linux with Python 3.11 to 3.13 on PATH; the compiler comes with a package.
-wheels:
+wheels: man
 	$(PYTHON) tools/wheels.py $(ARGS)
 
 bench-install:

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+from types import ModuleType
 
 from pagoda.base.errors import ConfigError
 
@@ -36,12 +37,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from pagoda.config.parser import FlagParser
-
     kind, *words = args.words or [""]
     if kind not in KINDS:
         there_is = f"There is no bench {kind!r}" if kind else "Name a bench"
         raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
+    module, parser = kind_parser(kind)
+    given = parser.parse_args(words)
+    if kind in _WITH_TORCH:
+        from pagoda.engine.start.libraries import import_torch
+
+        import_torch()
+    return int(module.run(given))
+
+
+def kind_parser(kind: str) -> tuple[ModuleType, argparse.ArgumentParser]:
+    """The module of a bench, and what parses its flags."""
+    from pagoda.config.parser import FlagParser
+
     module = importlib.import_module("pagoda.cli.benches." + kind.replace("-", "_"))
     parser = FlagParser(
         prog=f"pagoda bench {kind}",
@@ -49,9 +61,4 @@ def run(args: argparse.Namespace) -> int:
         description=KINDS[kind],
     )
     module.add_arguments(parser)
-    given = parser.parse_args(words)
-    if kind in _WITH_TORCH:
-        from pagoda.engine.start.libraries import import_torch
-
-        import_torch()
-    return int(module.run(given))
+    return module, parser

@@ -102,6 +102,13 @@ def _run_command(name: str, words: list[str]) -> int:
 
 def parse_command(name: str, words: list[str]) -> "tuple[ModuleType, argparse.Namespace]":
     """The subcommand's module and its flags. Raises SystemExit for usage errors and --help."""
+    module, parser = command_parser(name)
+    prepare = getattr(module, "prepare", None)
+    return module, parser.parse_args(prepare(words) if prepare else words)
+
+
+def command_parser(name: str) -> "tuple[ModuleType, argparse.ArgumentParser]":
+    """The subcommand's module, and what parses its flags."""
     from pagoda.config.parser import FlagParser
 
     module = importlib.import_module("pagoda.cli." + name.replace("-", "_"))
@@ -113,8 +120,7 @@ def parse_command(name: str, words: list[str]) -> "tuple[ModuleType, argparse.Na
         usual=getattr(module, "USUAL", ()),
     )
     module.add_arguments(parser)
-    prepare = getattr(module, "prepare", None)
-    return module, parser.parse_args(prepare(words) if prepare else words)
+    return module, parser
 
 
 def _overview() -> str:

@@ -45,8 +45,8 @@ prepare = with_config_file
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_flags(parser)
     parser.add_argument(
-        "more_models", nargs="*", metavar="MODEL",
-        help="further models, as MODEL or NAME=MODEL; each is loaded when it is asked for",
+        "more_models", nargs="*", metavar="NAME=MODEL",
+        help="further models, each loaded when it is asked for; NAME= may be left out",
     )  # fmt: skip
     add_flags(parser, ServerConfig)
     add_compat_flags(parser)
