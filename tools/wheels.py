@@ -35,9 +35,8 @@ def main() -> int:
             print(f"{arch}, Python {python}", flush=True)
             _build(tools, arch, python, raw)
     for wheel in sorted(raw.glob("*.whl")):
-        arch = "aarch64" if wheel.stem.endswith("aarch64") else "x86_64"
-        platform = f"manylinux_{_GLIBC.replace('.', '_')}_{arch}"
-        _audit(tools, "repair", "--plat", platform, "-w", str(DIST), str(wheel))
+        # By name it knows the platforms of this machine's architecture alone.
+        _audit(tools, "repair", "--plat", "auto", "-w", str(DIST), str(wheel))
     for wheel in sorted(DIST.glob("*.whl")):
         _audit(tools, "show", str(wheel))
     agent = ["wheel", "--quiet", "--no-deps", "--wheel-dir", str(DIST), "./agent"]

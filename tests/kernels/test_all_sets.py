@@ -41,8 +41,12 @@ def test_each_set_compiles():
         done = subprocess.run(command, capture_output=True, text=True)
         return f"{isa}: {done.stderr}" if done.returncode else ""
 
+    from pagoda.kernels.cpu import _native
+
+    compiled = () if _native is None else _native.INSTRUCTION_SETS
+    others = [isa for isa in SETS if isa not in compiled]
     with ThreadPoolExecutor(2) as pool:
-        said = pool.map(lambda what: compile_part(*what), product(SETS, ("kernels", "products")))
+        said = pool.map(lambda what: compile_part(*what), product(others, ("kernels", "products")))
         assert [text for text in said if text] == []
 
 
