@@ -57,6 +57,7 @@ OLD_GPUS = (
     "Qwen/Qwen3.6-27B --gpu 2080Tix2 --quantization int4 --kv-cache-dtype int8 "
     "--kv-cache-memory-bytes 549453824 --max-num-batched-tokens 256 --image-max-tokens 512 "
     f"--video-max-tokens 1024 {ONE}",
+    f"Qwen/Qwen3.6-27B --gpu 2080Ti-22G --quantization int4 --mode fast {ONE}",
     f"Qwen/Qwen3-30B-A3B --gpu 2080Tix4 --quantization int4 {ONE}",
     f"Qwen/Qwen3.6-27B --gpu 2080Tix4 --quantization int4 {ONE}",
     f"{VL_30B} --gpu 2080Tix4 --quantization int4 {SCREEN}",

@@ -164,7 +164,8 @@ def who_leaves_ends_the_request(server: RunningServer, http: httpx.Client) -> No
     server.client.script = lambda _: b"x" * 2000
     with http.stream("POST", "/v1/chat/completions", json=body(stream=True)) as reply:
         assert reply.status_code == 200, reply.read()
-        next(reply.iter_lines())
-        wait_until(lambda: server.client.num_running == 1, seconds=10)
+        lines = reply.iter_lines()  # to let go of it is to leave
+        next(lines)
+        assert server.client.num_running == 1
     wait_until(lambda: len(server.client.aborted) == aborted + 1, seconds=10)
     assert server.client.num_running == 0
