@@ -1,6 +1,6 @@
 """Writes the tables of docs/guides: what the doctor says of models on named hardware.
 
-`python -m tools.guide_tables` takes half a minute; `--check` says whether the pages are as written.
+`python -m tools.guide_tables` takes ten seconds; `--check` says whether the pages are as written.
 Each row is a command line, which its last column shows, and is planned as typed, from the configs
 that come with the doctor. No flag names a CPU that is not here: its memory and cores stand in the
 row.
@@ -107,7 +107,7 @@ def main() -> int:
         for section, lines in sections.items():
             fresh = marked(section).sub("\\1" + "\n".join(lines) + "\n\\2", fresh)
         if check and fresh != text:
-            print(f"{name} is stale: run `python -m tools.guide_tables`.")
+            print(f"{name} is stale: run `make docs`.")
             stale = 1
         elif not check:
             (DOCS / name).write_text(fresh)
