@@ -72,7 +72,7 @@ chat: install
 # Each process loads models of its own, so that more of them want more memory.
 TEST_PROCESSES ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
-# A test of HTTP behind a proxy needs nginx (Debian: apt install nginx-light), and is skipped without.
+# Tests behind a proxy need nginx and Caddy (Debian: apt install nginx-light caddy), and are skipped without.
 test: install-dev
 	$(PYTEST) tests -m "not exhaustive" $(ARGS)
 
@@ -102,6 +102,7 @@ check: install-dev
 	$(BIN)/mypy src/pagoda agent/src
 	$(BIN)/python tools/check_sizes.py
 	$(BIN)/python tools/gen_docs.py --check
+	$(BIN)/python -m tools.guide_tables --check
 
 format: install-dev
 	$(BIN)/ruff format $(SOURCES)
@@ -109,6 +110,7 @@ format: install-dev
 
 docs: install-dev
 	$(BIN)/python tools/gen_docs.py
+	$(BIN)/python -m tools.guide_tables
 
 bench-peers: install-dev
 	$(BIN)/python -m bench.peers $(ARGS)

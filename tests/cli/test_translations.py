@@ -2,6 +2,7 @@
 and what docs/troubleshooting.md quotes is what the code prints."""
 
 import ast
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -17,7 +18,11 @@ PAIRS = {
     "docs/agent.md": "docs/zh/agent.md",
     "docs/doctor.md": "docs/zh/doctor.md",
     "docs/gpu.md": "docs/zh/gpu.md",
+    "docs/guides/2080ti.md": "docs/zh/guides/2080ti.md",
+    "docs/guides/agent-model.md": "docs/zh/guides/agent-model.md",
+    "docs/guides/clients.md": "docs/zh/guides/clients.md",
     "docs/models.md": "docs/zh/models.md",
+    "docs/proxy.md": "docs/zh/proxy.md",
     "docs/troubleshooting.md": "docs/zh/troubleshooting.md",
 }
 PARTS = {
@@ -37,7 +42,7 @@ HEADING = re.compile(r"(#+) (?:<a id=\"([^\"]+)\"></a>)?(.*)")
 """A Chinese heading has the English one's anchor in front, so that links to it hold in both."""
 LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")
 CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
-PLAIN = re.compile(r"\s*[^\s|#<-]")
+PLAIN = re.compile(r"\s*(?!\d+\. )[^\s|#<-]")
 REMARK = re.compile(r"\s{2,}# .*")
 GENERATED = re.compile(r"<!-- generated: .*?<!-- end: \w+ -->", re.DOTALL)
 
@@ -69,7 +74,7 @@ class Section:
 @cache
 def sections(name: str) -> list[Section]:
     """A page's sections without the line that leads to the other language. A generated part is a
-    link to where it stands: it is in English alone."""
+    link to where it stands in the English page: a Chinese one has such a link, or the part."""
     path = ROOT / name
     text = GENERATED.sub(lambda part: "[](SELF)" + "\n" * part[0].count("\n"), path.read_text())
     found: list[Section] = []
@@ -86,7 +91,8 @@ def sections(name: str) -> list[Section]:
             anchor = heading[2] or slug(heading[3])
             found.append(Section(number, len(heading[1]), heading[3], anchor, [], [line]))
         elif not is_switch(number, line):
-            place = f"{path.name}#{found[-1].anchor}"
+            page = os.path.relpath(CHINESE.get(name, name), Path(name).parent)
+            place = f"{page}#{found[-1].anchor}"
             found[-1].prose.append(line.replace("SELF", place))
     return found
 
@@ -168,8 +174,10 @@ def test_a_translation_is_in_step(english):
 
 
 def test_the_list_of_pairs_is_complete():
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/zh").rglob("*")}
+    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/zh").rglob("*.*")}
     assert {*there, "README.zh-CN.md"} == set(CHINESE)
+    guides = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs/guides").iterdir()}
+    assert guides <= set(PAIRS)
     for english, parts in PARTS.items():
         assert {*parts} <= {section.heading for section in sections(english)}
 
@@ -177,11 +185,11 @@ def test_the_list_of_pairs_is_complete():
 @pytest.mark.parametrize("english", PAIRS)
 def test_each_links_to_the_other_at_its_top(english):
     chinese = PAIRS[english]
-    ups = "../" if chinese.startswith("docs/") else ""
-    forth = chinese.removeprefix("docs/")
+    forth, back = (
+        os.path.relpath(to, Path(of).parent) for of, to in ((english, chinese), (chinese, english))
+    )
     assert (ROOT / english).read_text().splitlines()[2] == f"[中文]({forth})"
-    back = f"[English]({ups}{Path(english).name})"
-    assert (ROOT / chinese).read_text().splitlines()[2] == back
+    assert (ROOT / chinese).read_text().splitlines()[2] == f"[English]({back})"
 
 
 @pytest.mark.parametrize("name", BOTH)

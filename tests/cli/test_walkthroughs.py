@@ -1,6 +1,7 @@
-"""What people type today parses: every command line of docs/walkthroughs.md, and of the pages that
-are there in Chinese (their English ones have the same: test_translations.py)."""
+"""What people type today parses: every command line of docs/walkthroughs.md, of the guides, and of
+the pages that are there in Chinese (their English ones have the same: test_translations.py)."""
 
+import re
 import runpy
 import shlex
 import sys
@@ -19,7 +20,8 @@ from pagoda_agent.cli import main as agent
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "walkthroughs.md"
-TRANSLATED = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs" / "zh").glob("*.md"))]
+TRANSLATED = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs" / "zh").rglob("*.md"))]
+GUIDES = [*sorted((ROOT / "docs" / "guides").glob("*.md")), ROOT / "docs" / "proxy.md"]
 GGUF = "./Qwen3-VL-2B-Thinking-GGUF/Qwen3VL-2B-Thinking-Q8_0.gguf"
 AWQ_27B = (
     "serve ./Qwen3.6-27B-AWQ-INT4 --host 0.0.0.0 --port 8000 "
@@ -54,17 +56,24 @@ def typed(beginning):
     return line
 
 
-def translated():
-    """Pagoda's command lines in the Chinese pages, without their program and remark."""
+def fenced(pages):
+    """Pagoda's command lines in the pages' blocks, without their program and remark."""
     found = []
-    for page in TRANSLATED:
-        fenced = False
+    for page in pages:
+        inside = False
         for line in page.read_text().splitlines():
-            fenced ^= line.startswith("```")
+            inside ^= line.startswith("```")
             words = line.removeprefix("$ ")
-            if fenced and words.startswith("pagoda "):
+            if inside and words.startswith("pagoda "):
                 found.append(words.removeprefix("pagoda ").partition("  # ")[0])
     return sorted(set(found))
+
+
+def in_tables():
+    """The commands in the guides' tables."""
+    pages = [*GUIDES, *(ROOT / "docs" / "zh" / "guides").glob("*.md")]
+    rows = [line for page in pages for line in page.read_text().splitlines() if line[:1] == "|"]
+    return sorted({span for row in rows for span in re.findall(r"`pagoda (doctor [^`]+)`", row)})
 
 
 SERVED = [line for line in documented() if line.startswith("serve ")]
@@ -91,9 +100,36 @@ def test_other_commands_parse(line):
     parse(line)
 
 
-@pytest.mark.parametrize("line", translated())
+@pytest.mark.parametrize("line", fenced(TRANSLATED))
 def test_commands_of_translated_pages_parse(line):
     parse(line)
+
+
+@pytest.mark.parametrize("line", fenced(GUIDES))
+def test_commands_of_guides_parse(line):
+    args = parse(line)
+    if line.startswith("serve "):
+        assert list(compat.answers(args)) == []
+        flags.engine_config(args)
+        flags.from_namespace(ServerConfig, args)
+
+
+@pytest.mark.parametrize("line", in_tables())
+def test_what_the_doctor_was_asked_in_tables_parses(line):
+    assert parse(line).gpu or "--device cpu" in line
+
+
+def test_tables_of_guides_are_of_the_lines_that_their_tool_plans():
+    from tools import guide_tables
+
+    for name, asked in (("agent-model", guide_tables.AGENT), ("2080ti", guide_tables.OLD_GPUS)):
+        for words, folder in ((guide_tables.ENGLISH, "docs"), (guide_tables.CHINESE, "docs/zh")):
+            text = (ROOT / folder / "guides" / f"{name}.md").read_text()
+            rows = [line for line in text.splitlines() if "| `pagoda doctor " in line]
+            assert [row.rpartition("`pagoda doctor ")[2][:-3] for row in rows] == list(asked)
+            with guide_tables.no_hub():
+                plan = guide_tables.plan(asked[1])
+            assert list(guide_tables.table([(asked[1], plan)], words))[-1] == rows[1]
 
 
 def test_values_of_the_offline_server():

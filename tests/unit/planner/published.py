@@ -60,6 +60,25 @@ QWEN3_VL_30B = {
     ),
     "vision_config": _qwen_tower(27, 1152, 4304, 2048, [8, 16, 24]),
 }  # fmt: skip
+QWEN3_VL_235B = {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "text_config": _text(
+        4096, 94, 64, 4, 12288, 151936, head_dim=128, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=1536, max_position_embeddings=262144, rope_theta=5000000,
+        rope_scaling=_mrope(24, 20, 20),
+    ),
+    "vision_config": _qwen_tower(27, 1152, 4304, 4096, [8, 16, 24]),
+}  # fmt: skip
+QWEN3_VL_8B = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "text_config": _text(
+        4096, 36, 32, 8, 12288, 151936, head_dim=128, max_position_embeddings=262144,
+        rope_theta=5000000, rope_scaling=_mrope(24, 20, 20),
+    ),
+    "vision_config": _qwen_tower(27, 1152, 4304, 4096, [8, 16, 24]),
+}  # fmt: skip
 QWEN3_VL_2B = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "tie_word_embeddings": True,

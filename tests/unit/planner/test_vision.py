@@ -15,7 +15,13 @@ from pagoda.planner.quantization import quantized_tensors
 from pagoda.planner.resolve import resolve
 from pagoda.weights.checkpoint import TensorInfo
 from tests.unit.arch.test_gemma3 import GEMMA3_4B
-from tests.unit.planner.published import QWEN2_VL_2B, QWEN25_VL_3B, QWEN25_VL_7B
+from tests.unit.planner.published import (
+    QWEN2_VL_2B,
+    QWEN3_VL_8B,
+    QWEN3_VL_235B,
+    QWEN25_VL_3B,
+    QWEN25_VL_7B,
+)
 
 CONFIG = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -50,6 +56,16 @@ def test_parameters() -> None:
     # 1,720,574,976 of Qwen3-1.7B, which is the language model, and the tower's 407 million.
     assert parameter_count(replace(spec(), vision=None)) == 1_720_574_976
     assert parameter_count(spec()) == 2_127_532_032  # as the hub counts the model: 2.13 B
+
+
+def test_parameters_of_larger_ones() -> None:
+    whole = parameter_count(spec_for(QWEN3_VL_8B, {}, ()))
+    assert whole == 8_767_123_696  # as the shards of the checkpoint sum up
+    largest = spec_for(QWEN3_VL_235B, {}, ())
+    text = parameter_count(replace(largest, vision=None))
+    assert text == 235_093_634_560  # Qwen3-235B-A22B, which is the language model
+    # The towers are alike: 8,190,735,360 of the 8B are Qwen3-8B.
+    assert parameter_count(largest) - text == whole - 8_190_735_360
 
 
 @pytest.mark.parametrize(
