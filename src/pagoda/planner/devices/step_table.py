@@ -23,12 +23,42 @@ class StepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class Beside(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How steps fare while several engines compute on one machine."""
+
+    engines: int
+    """So many compute at once, this one included."""
+    decode: float
+    """A step without prompts takes so many times as long as alone,"""
+    prompt: float
+    """and one with a prompt."""
+
+
+class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server and its client add to an engine, all in seconds."""
+
+    request: float = 0.0
+    """From a request to its first token, beyond the step."""
+    step: float = 0.0
+    """Each step, beyond what it takes where nobody is told of its tokens."""
+    token_cpu: float = 0.0
+    """CPU time of the server and the client for a token,"""
+    request_cpu: float = 0.0
+    """and for a request."""
+
+
 class StepProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of points, as `pagoda bench step-times` writes it."""
 
     model: str
     device: str
     points: list[StepPoint]
+    cores: int = 0
+    """CPUs of the machine; 0: not known, and nothing is shared."""
+    threads: int = 0
+    """CPUs that an engine computes with."""
+    beside: list[Beside] = []
+    served: Served = Served()
 
 
 def read_profile(path: Path) -> StepProfile:
@@ -42,6 +72,11 @@ def read_profile(path: Path) -> StepProfile:
         raise ConfigError(f"{path} is not a profile of step times ({error}); {advice}.") from error
     if any(min(point.tokens, point.context, point.seconds) <= 0 for point in profile.points):
         raise ConfigError(f"{path} has a step without tokens, context or time; {advice}.")
+    served = profile.served
+    if min(served.request, served.step, served.token_cpu, served.request_cpu) < 0 or any(
+        one.engines < 1 or min(one.decode, one.prompt) <= 0 for one in profile.beside
+    ):
+        raise ConfigError(f"{path} has a negative time of a server or of engines; {advice}.")
     missing = {"decode", "prompt"} - {point.kind for point in profile.points}
     if missing:
         raise ConfigError(f"{path} has no {' and no '.join(sorted(missing))} steps; {advice}.")
