@@ -172,9 +172,7 @@ class Replica:
         seconds, count = self._machine.steps.seconds(plan), len(plan.lens)
         served, is_prompt = self._machine.sharing.served, plan.num_tokens > count
         cpu = served.token_cpu * (count - len(plan.unsampled))
-        return Work(
-            seconds + served.step, is_prompt, cpu + served.request_cpu * len(plan.new_rows)
-        )
+        return Work(seconds + served.step, is_prompt, cpu + served.request_cpu * len(plan.new_rows))
 
     def _stream_work(self, tokens: int, pairs: float) -> Work:
         """The same of a step in which each of so many requests gets a token."""

@@ -104,6 +104,10 @@ class StepTable:
         """Seconds of a step with a token of each request; `pairs`: keys that all attend to."""
         return self._decodes.seconds(requests, pairs)
 
+    def prompt_seconds(self, tokens: int) -> float:
+        """Seconds of a step that reads a prompt of so many tokens from its start."""
+        return self._prompts.seconds(tokens, tokens * (tokens + 1) / 2)
+
     def seconds(self, plan: StepPlan) -> float:
         """Seconds that a plan's step takes."""
         lens, tokens = plan.lens, int(plan.num_tokens)
