@@ -24,9 +24,9 @@ from pagoda.planner.devices.step_table import Beside, Served, StepTable
 if TYPE_CHECKING:
     from pagoda.bench.inprocess import BenchEngine
 
-# What is timed beside neighbours: a mean of so many steps, for the system may let an engine wait.
-_DECODES, _DECODING, _PROMPTS, _PROMPT = 48, 2, 3, 64
-_ROUNDS = 4
+# What is timed beside neighbours: means of a second each, for the system lets engines take turns.
+_DECODES, _DECODING, _PROMPTS, _PROMPT = 96, 2, 10, 64
+_ROUNDS = 3
 # What is asked of a server: requests of one token, and replies of many.
 _REQUESTS, _REPLIES, _REPLY, _LENGTH = 12, 3, 64, 64
 
