@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -196,15 +195,14 @@ class Replica:
         streams = self.scheduler.streams()
         if streams is None or streams.num_steps < _FEWEST:
             return False
-        tokens, pairs = streams.size
-        seconds, ends = [], []
-        for _ in range(min(_MOST, streams.num_steps)):
-            seconds.append(self._stream_work(int(tokens), pairs).at(self._pace))
-            pairs += tokens
-            now += seconds[-1]
-            ends.append(now)
-        self._ahead = _Ahead(streams.rows, seconds, ends)
-        self.wakes_at = now
+        count, (tokens, pairs) = min(_MOST, streams.num_steps), streams.size
+        machine, served, pace = self._machine, self._machine.sharing.served, self._pace
+        alone = machine.steps.decodes_seconds(int(tokens), pairs, count) + served.step
+        # As `Work.at` has it of each.
+        seconds = alone * pace.decode + served.token_cpu * int(tokens) * pace.server
+        ends = np.add.accumulate(np.concatenate(([now], seconds)))[1:]
+        self._ahead = _Ahead(streams.rows, seconds.tolist(), ends.tolist())
+        self.wakes_at = self._ahead.ends[-1]
         return True
 
     def _leap(self, ahead: "_Ahead", count: int) -> None:
@@ -214,8 +212,8 @@ class Replica:
             rows, ends = ahead.rows, ahead.ends[:count]
             leap = self.scheduler.leap(ahead.seconds[:count], self._reply[rows].tolist())
             self._note_gaps(rows, ends[0])
-            for before, end in pairwise(ends):
-                self._records.gap(end - before, len(rows))
+            self._records.gaps.extend(np.diff(ends).tolist())
+            self._records.gap_counts.extend([len(rows)] * (len(ends) - 1))
             self._last_token[rows] = self._taken = ends[-1]
             if self._in_flight:
                 tokens, pairs = leap.size

@@ -9,7 +9,7 @@ from pagoda.planner.devices.step_table import Beside, Served, StepPoint, StepPro
 from pagoda.simulate.sharing import Pace, Sharing
 from pagoda.simulate.traces import MadeUp, Recorded, UsersConfig
 from pagoda.simulate.world import Fleet, simulate
-from tests.unit.simulate.test_simulated_replicas import UNEVEN, arrival, machine
+from tests.unit.simulate.test_simulated_replicas import TABLE, UNEVEN, arrival, machine
 
 TWICE = Beside(2, 2.0, 2.0)
 POINTS = [StepPoint("decode", 1, 1.0, 1.0), StepPoint("prompt", 2, 1.5, 1.0)]
@@ -28,8 +28,9 @@ def test_two_engines_by_hand():
 
 
 def test_a_server_by_hand():
-    """On one core each second of the server's is missed by the engine. The prompt takes 0.5 s to get
-    there, 4 + 0.25 in its step and 0.375 of the server; each token behind it 1 + 0.25 + 0.125."""
+    """On one core each second of the server's is missed by the engine. The prompt takes 0.5 s to
+    get there, 4 + 0.25 in its step and 0.375 of the server; each token behind it 1 + 0.25 +
+    0.125."""
     served = Served(request=0.5, step=0.25, token_cpu=0.125, request_cpu=0.25)
     device = replace(machine(), sharing=Sharing(1, 1, (), served))
     trace = Recorded([arrival(1.0, 32, 3)])
@@ -73,3 +74,11 @@ def test_a_profile_that_knows_fewer_engines():
     assert Sharing.of(profile, 2).beside == (TWICE,)
     with pytest.raises(ConfigError, match="step-times --data-parallel-size 3"):
         Sharing.of(profile, 3)
+
+
+def test_many_steps_take_what_each_takes():
+    for table in (UNEVEN, TABLE):
+        for requests in (1, 3, 8, 11):
+            pairs = requests * 7.0
+            each = [table.decode_seconds(requests, pairs + requests * i) for i in range(1200)]
+            assert table.decodes_seconds(requests, pairs, 1200).tolist() == each

@@ -7,9 +7,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagoda.base.errors import ConfigError
 from pagoda.core.plan import StepPlan
+
+Floats = npt.NDArray[np.float64]
 
 
 class StepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +107,10 @@ class StepTable:
         """Seconds of a step with a token of each request; `pairs`: keys that all attend to."""
         return self._decodes.seconds(requests, pairs)
 
+    def decodes_seconds(self, requests: int, pairs: float, count: int) -> Floats:
+        """The same of so many steps, each with a key more for each request."""
+        return self._decodes.growing(requests, pairs, count)
+
     def prompt_seconds(self, tokens: int) -> float:
         """Seconds of a step that reads a prompt of so many tokens from its start."""
         return self._prompts.seconds(tokens, tokens * (tokens + 1) / 2)
@@ -148,6 +155,11 @@ class _Surface:
 
     def seconds(self, tokens: int, pairs: float) -> float:
         return self._line(tokens).at(pairs / tokens)
+
+    def growing(self, tokens: int, pairs: float, count: int) -> Floats:
+        """Of `count` steps, each with `tokens` pairs more than the one before, as `seconds` has
+        each."""
+        return self._line(tokens).at_each((pairs + tokens * np.arange(count)) / tokens)
 
     def added(self, tokens: int, pairs: float) -> float:
         """What a context adds to the least that is known."""
@@ -200,3 +212,16 @@ class _Line:
         if beyond:
             return values[right] + max(0.0, slope) * (place - places[right])
         return values[left] + slope * (place - places[left])
+
+    def at_each(self, places: Floats) -> Floats:
+        """`at` each of them, to the last bit."""
+        known, values = np.array(self.places), np.array(self.values)
+        if len(known) == 1:
+            return np.full(len(places), values[0])
+        left = np.searchsorted(known, places, side="right") - 1
+        left = np.minimum(np.maximum(left, 0), len(known) - 2)
+        slopes = (values[left + 1] - values[left]) / (known[left + 1] - known[left])
+        found = values[left] + slopes * (places - known[left])
+        beyond = values[-1] + np.maximum(0.0, slopes) * (places - known[-1])
+        found = np.where(places >= known[-1], beyond, found)
+        return np.where(places <= known[0], values[0], found)
