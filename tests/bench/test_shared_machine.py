@@ -5,7 +5,6 @@ import subprocess
 import time
 from pathlib import Path
 
-
 from pagoda.bench import shared_machine
 from pagoda.planner.devices.step_table import Beside, StepPoint, StepTable
 
