@@ -1,8 +1,6 @@
 """What a step takes, learned from the steps that were measured. Reads no clock itself."""
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -114,30 +112,6 @@ class StepTimes:
         known.add(size, 1 / seconds, self._num_steps)
         self._classes[key] = known
 
-    def observe_growing(self, size: StepSize, growth: float, seconds: Sequence[float]) -> None:
-        """Observe steps of streams, each with `growth` pairs more than the one before, as `observe`
-        does one by one."""
-        tokens, first = size
-        done, count = 0, len(seconds)
-        while done < count:
-            # As long as the mean context has as many bits, steps are of one class.
-            bits = round((first + done * growth) / tokens).bit_length()
-            end = bisect_left(
-                range(done, count),
-                True,
-                key=lambda index: round((first + index * growth) / tokens).bit_length() > bits,
-            )
-            pairs = first + done * growth
-            self.observe(StepSize(tokens, pairs), seconds[done], True)
-            known = self._classes[True, round(tokens).bit_length(), bits]
-            for index in range(done + 1, done + end):
-                known.add_next(tokens, first + index * growth, 1 / seconds[index])
-            added = end - 1
-            known.last_step += added
-            self._num_steps += added
-            self._last_decode = self._num_steps
-            done += end
-
     @property
     def shortest(self) -> float:
         """Seconds of the shortest class of steps: no step costs more besides its tokens. 0 without
@@ -187,16 +161,6 @@ class _Class:
         share = max(1 / min(self.count, _MEMORY), min(_FRESH_SHARE, age / _LONG_AGO))
         self.tokens += share * (size.tokens - self.tokens)
         self.pairs += share * (size.pairs - self.pairs)
-        if self.count > _SURE:
-            speed = min(speed, _FASTEST * self.speed)
-        self.speed += share * (speed - self.speed)
-
-    def add_next(self, tokens: float, pairs: float, speed: float) -> None:
-        """`add` of a step that follows the last one here; `last_step` stays."""
-        self.count += 1
-        share = 1 / self.count if self.count < _MEMORY else 1 / _MEMORY
-        self.tokens += share * (tokens - self.tokens)
-        self.pairs += share * (pairs - self.pairs)
         if self.count > _SURE:
             speed = min(speed, _FASTEST * self.speed)
         self.speed += share * (speed - self.speed)

@@ -74,7 +74,9 @@ class LeapingScheduler(Scheduler):
         self._extend_ahead(members, count)
         num_tokens = plan.num_tokens
         first = last.size.pairs + (0 if self._in_flight else num_tokens)
-        self._times.observe_growing(StepSize(last.size.tokens, first), num_tokens, seconds)
+        for index, took in enumerate(seconds):
+            size = StepSize(last.size.tokens, first + index * num_tokens)
+            self._times.observe(size, took, True)
         count_step(self._stats, num_tokens, num_tokens, count)
         self._stats.generation_tokens += count * num_tokens
         self._batch.move_on(members.rows, count)
