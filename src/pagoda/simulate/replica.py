@@ -174,7 +174,7 @@ class Replica:
         return Work(seconds + served.step, is_prompt, cpu + served.request_cpu * len(plan.new_rows))
 
     def _stream_work(self, tokens: int, pairs: float) -> Work:
-        """The same of a step in which each of so many requests gets a token."""
+        """What a step takes in which each of so many requests gets a token."""
         served = self._machine.sharing.served
         seconds = self._machine.steps.decode_seconds(tokens, pairs)
         return Work(seconds + served.step, False, served.token_cpu * tokens)

@@ -22,7 +22,7 @@ class Work(NamedTuple):
     """What a step takes from the machine."""
 
     seconds: float
-    """Of an engine alone."""
+    """What it takes an engine alone."""
     is_prompt: bool = False
     cpu: float = 0.0
     """Seconds of CPU time of the server and the client."""
@@ -46,7 +46,7 @@ class Sharing:
 
     @classmethod
     def of(cls, profile: StepProfile, engines: int) -> "Sharing":
-        """Of so many engines on the machine of the profile. Raises ConfigError where it was not
+        """That of so many engines on the profile's machine. Raises ConfigError where it was not
         measured with as many."""
         known = {one.engines: one for one in profile.beside}
         missing = [count for count in range(2, engines + 1) if count not in known]
@@ -59,10 +59,10 @@ class Sharing:
         return cls(profile.cores, profile.threads, beside, profile.served)
 
     def pace(self, num_busy: int) -> Pace:
-        """Of each engine while so many compute.
+        """The pace of each engine while so many compute.
 
-        As long as a core is free the server computes there. Else its work is done in time of all
-        cores, which each of the engines then misses.
+        As long as a core is free the server computes there. Else its work takes time of
+        all cores, and each engine misses its part of it.
         """
         decode, prompt = 1.0, 1.0
         if num_busy > 1 and self.beside:

@@ -108,7 +108,7 @@ class StepTable:
         return self._decodes.seconds(requests, pairs)
 
     def decodes_seconds(self, requests: int, pairs: float, count: int) -> Floats:
-        """The same of so many steps, each with a key more for each request."""
+        """Seconds of `count` such steps in a row, each with a key more for each request."""
         return self._decodes.growing(requests, pairs, count)
 
     def prompt_seconds(self, tokens: int) -> float:
@@ -157,8 +157,8 @@ class _Surface:
         return self._line(tokens).at(pairs / tokens)
 
     def growing(self, tokens: int, pairs: float, count: int) -> Floats:
-        """Of `count` steps, each with `tokens` pairs more than the one before, as `seconds` has
-        each."""
+        """Seconds of `count` steps, each with `tokens` pairs more than the one before: what
+        `seconds` says of each."""
         return self._line(tokens).at_each((pairs + tokens * np.arange(count)) / tokens)
 
     def added(self, tokens: int, pairs: float) -> float:
@@ -214,7 +214,7 @@ class _Line:
         return values[left] + slope * (place - places[left])
 
     def at_each(self, places: Floats) -> Floats:
-        """`at` each of them, to the last bit."""
+        """What `at` gives for each of them, to the last bit."""
         known, values = np.array(self.places), np.array(self.values)
         if len(known) == 1:
             return np.full(len(places), values[0])
