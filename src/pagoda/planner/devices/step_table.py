@@ -224,4 +224,5 @@ class _Line:
         found = values[left] + slopes * (places - known[left])
         beyond = values[-1] + np.maximum(0.0, slopes) * (places - known[-1])
         found = np.where(places >= known[-1], beyond, found)
-        return np.where(places <= known[0], values[0], found)
+        whole: Floats = np.where(places <= known[0], values[0], found)
+        return whole
