@@ -8,7 +8,7 @@ from pagoda.base.errors import ConfigError
 from pagoda.bench.step_times import StepTimesConfig, step_times
 from pagoda.planner.devices.step_table import StepPoint, StepProfile, read_profile, write_profile
 
-CONFIG = StepTimesConfig(requests=3, prompt_tokens=4, context=64, steps=4)
+CONFIG = StepTimesConfig(requests=3, prompt_tokens=4, context=64, steps=4, rounds=2)
 
 
 class Engine:
@@ -51,7 +51,7 @@ class Engine:
 def test_steps_of_each_size():
     seen = []
     points = step_times(Engine(), CONFIG, lambda *at: seen.append(at))
-    assert seen == [(done, 10) for done in range(1, 11)]
+    assert seen == [(done, 20) for done in range(1, 21)]
     # 4 + 8 steps of each request, less those in which others start.
     middle = {1: 12 / 2, 2: 11 / 2, 3: 10 / 2}
     assert points == [

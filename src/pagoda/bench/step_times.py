@@ -26,6 +26,10 @@ class StepTimesConfig(Options):
     prompt_tokens: int = option(512, "Tokens of a step with a prompt.", bounds=(2, 1 << 16))
     context: int = option(1024, "Tokens behind which they are timed, too.", bounds=(64, 1 << 20))
     steps: int = option(16, "Steps of each size; the median counts.", bounds=(2, 10**6))
+    rounds: int = option(
+        3, "So often; the least median of each size counts, for other programs only add.",
+        bounds=(1, 1000),
+    )  # fmt: skip
 
     @property
     def longest(self) -> int:
@@ -49,11 +53,13 @@ def step_times(
           for tokens in doubled(_FEWEST_PROMPT_TOKENS, config.prompt_tokens)
           for behind in (none, contexts[0])),
     ]  # fmt: skip
-    points = []
-    for time, count, behind in sizes:
-        points.append(time(engine, config.steps, count, behind))
-        progress(len(points), len(sizes))
-    return points
+    rounds: list[list[StepPoint]] = []
+    for number in range(config.rounds):
+        rounds.append([])
+        for time, count, behind in sizes:
+            rounds[-1].append(time(engine, config.steps, count, behind))
+            progress(number * len(sizes) + len(rounds[-1]), config.rounds * len(sizes))
+    return [min(points, key=lambda point: point.seconds) for points in zip(*rounds, strict=True)]
 
 
 def _decode(

@@ -22,7 +22,7 @@ from pagoda.simulate.traces import MadeUp, TraceFileConfig, UsersConfig, read_tr
 
 if TYPE_CHECKING:
     from pagoda.doctor.answer import Answer
-    from pagoda.planner.devices.step_table import StepPoint
+    from pagoda.planner.devices.step_table import StepPoint, StepProfile
     from pagoda.simulate.goals import Goal, Hopeless
     from pagoda.simulate.replica import Machine
     from pagoda.simulate.traces import Trace
@@ -94,9 +94,14 @@ def run(args: argparse.Namespace) -> int:
         )
     trace = _trace(args)
     machine = _machine(args)
+    if machine.engines > 1 and (goals or args.replicas is not None):
+        raise ConfigError(
+            "--data-parallel-size says how many engines share one machine; leave out --replicas "
+            "and --goal."
+        )
     if goals:
         return _find(args, machine, trace, goals)
-    outcome = _run(args, machine, trace, args.replicas or 1)
+    outcome = _run(args, machine, trace, args.replicas or machine.engines)
     _say(args, outcome, [], [])
     return 0
 
@@ -155,6 +160,7 @@ def _machine(args: argparse.Namespace) -> "Machine":
     from pagoda.planner.devices.step_table import StepTable
     from pagoda.planner.limits import scheduler_limits
     from pagoda.simulate.replica import Machine
+    from pagoda.simulate.sharing import Sharing
 
     config = engine_config(args)
     if config.parallel.pipeline_parallel_size > 1:
@@ -170,30 +176,39 @@ def _machine(args: argparse.Namespace) -> "Machine":
     plan = resolution.plan
     if not plan.groups:
         raise ConfigError("This model writes no text (an encoder); there is nothing to simulate.")
+    profile, engines = _profile(args), config.parallel.data_parallel_size
+    shared = answer.hardware.facts.device == "cpu"
+    points = _foretold(answer) if profile is None else profile.points
     return Machine(
         scheduler_limits(resolution.config),
         plan.groups,
         plan.num_slabs,
         plan.kv_tokens,
-        StepTable(_points(args, answer)),
+        StepTable(points),
         steps_in_flight=1 if answer.hardware.facts.device == "cpu" else 2,
         enable_prefix_caching=resolution.config.cache.enable_prefix_caching,
+        sharing=Sharing() if profile is None else Sharing.of(profile, engines if shared else 1),
+        engines=engines,
     )
 
 
-def _points(args: argparse.Namespace, answer: "Answer") -> "list[StepPoint]":
+def _profile(args: argparse.Namespace) -> "StepProfile | None":
+    """What was measured, if it is to be used."""
+    from pagoda.planner.devices.step_table import read_profile
+
+    if args.profile is None:
+        return None
+    profile, model = read_profile(args.profile), engine_config(args).model.model
+    if profile.model != model:
+        print(f"{args.profile} was measured with {profile.model}, not {model}.", file=sys.stderr)
+    return profile
+
+
+def _foretold(answer: "Answer") -> "list[StepPoint]":
     from pagoda.doctor.speeds import gpu_part
     from pagoda.planner.devices.gpu_steps import gpu_points
-    from pagoda.planner.devices.step_table import read_profile
     from pagoda.planner.limits import scheduler_limits
 
-    if args.profile is not None:
-        profile, model = read_profile(args.profile), engine_config(args).model.model
-        if profile.model != model:
-            print(
-                f"{args.profile} was measured with {profile.model}, not {model}.", file=sys.stderr
-            )
-        return profile.points
     resolution = answer.resolution
     assert resolution is not None  # it fits
     part = gpu_part(answer.subject, resolution, answer.hardware)

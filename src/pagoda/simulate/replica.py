@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from pagoda.core.routing import ReplicaLoad
 from pagoda.planner.devices.step_table import StepTable
 from pagoda.simulate.leaping import LeapingScheduler
 from pagoda.simulate.records import Records
+from pagoda.simulate.sharing import Pace, Sharing, Work
 from pagoda.simulate.traces import Arrival
 
 _NO_TOKEN = -1.0
@@ -42,6 +42,9 @@ class Machine:
     steps_in_flight: int = 1
     """As `Executor.steps_in_flight`."""
     enable_prefix_caching: bool = True
+    sharing: Sharing = Sharing()
+    engines: int = 1
+    """Replicas that share one such machine."""
 
 
 @dataclass(slots=True)
@@ -70,8 +73,11 @@ class Replica:
         """Tokens of the prompts of its requests."""
         self._machine, self._records, self._leaps = machine, records, leaps
         self._live: dict[str, _Live] = {}
-        self._in_flight: deque[tuple[StepPlan, float]] = deque()
-        """Plans with the seconds that they take, the first of which is being computed."""
+        self._in_flight: deque[tuple[StepPlan, Work]] = deque()
+        """Plans with what they take, the first of which is being computed."""
+        self._pace = machine.sharing.pace(1)
+        self._seconds = 0.0
+        """What the step takes that is being computed."""
         self._ahead: _Ahead | None = None
         """Steps that are alike, and not taken yet."""
         self._taken = self._began = 0.0
@@ -92,8 +98,7 @@ class Replica:
 
     def add(self, now: float, arrival: Arrival, message: AddRequest) -> bool:
         """A request comes; whether it can be served."""
-        if self._ahead is not None:
-            self._leap(self._ahead, bisect_left(self._ahead.ends, now))
+        self._catch_up(now)
         try:
             self.scheduler.add(message)
         except RequestError as error:
@@ -108,6 +113,24 @@ class Replica:
             self.wakes_at = self._began = now
         return True
 
+    def set_pace(self, now: float, pace: Pace) -> None:
+        """From now on steps take another time; so does what is left of the one that is being
+        computed."""
+        if pace == self._pace:
+            return
+        self._catch_up(now)
+        before, self._pace = self._pace, pace
+        if self._in_flight and self.wakes_at is not None:
+            work = self._in_flight[0][1]
+            left = (self.wakes_at - now) * (work.at(pace) / work.at(before))
+            self._seconds += now + left - self.wakes_at
+            self.wakes_at = now + left
+
+    def _catch_up(self, now: float) -> None:
+        """Take the steps that are over, of those that are taken at once."""
+        if self._ahead is not None:
+            self._leap(self._ahead, bisect_left(self._ahead.ends, now))
+
     def wake(self, ended: Callable[[Arrival, float], object]) -> None:
         """Do what is due; `ended` is told of each request that ends, and when."""
         now = self.wakes_at
@@ -121,9 +144,9 @@ class Replica:
             self._plan(now)
 
     def _commit(self, now: float, ended: Callable[[Arrival, float], object]) -> None:
-        plan, seconds = self._in_flight.popleft()
+        plan, _ = self._in_flight.popleft()
         result = StepResult(step_id=plan.step_id, tokens=self._tokens(plan))
-        deltas = self.scheduler.commit(plan, result, seconds)
+        deltas = self.scheduler.commit(plan, result, self._seconds)
         rows = plan.rows
         if plan.unsampled:
             rows = np.array([row for row in rows.tolist() if row not in plan.unsampled], np.int64)
@@ -141,13 +164,26 @@ class Replica:
             for new in plan.new_rows:
                 if new.request is not None:
                     self._open_row(new.row, self._live[new.req_id].arrival.reply)
-            self._in_flight.append((plan, self._machine.steps.seconds(plan)))
+            self._in_flight.append((plan, self._work(plan)))
         self._sleep(now)
+
+    def _work(self, plan: StepPlan) -> Work:
+        seconds, count = self._machine.steps.seconds(plan), len(plan.lens)
+        served, is_prompt = self._machine.sharing.served, plan.num_tokens > count
+        cpu = served.token_cpu * (count - len(plan.unsampled))
+        return Work(seconds + served.step, is_prompt, cpu + served.request_cpu * len(plan.new_rows))
+
+    def _stream_work(self, tokens: int, pairs: float) -> Work:
+        """What a step takes in which each of so many requests gets a token."""
+        served = self._machine.sharing.served
+        seconds = self._machine.steps.decode_seconds(tokens, pairs)
+        return Work(seconds + served.step, False, served.token_cpu * tokens)
 
     def _sleep(self, now: float) -> None:
         """Until the step that begins now ends."""
         if self._in_flight:
-            self.wakes_at = now + self._in_flight[0][1]
+            self._seconds = self._in_flight[0][1].at(self._pace)
+            self.wakes_at = now + self._seconds
             return
         if self.scheduler.has_work():
             raise RuntimeError("Requests wait, and none of them can run.")
@@ -159,15 +195,14 @@ class Replica:
         streams = self.scheduler.streams()
         if streams is None or streams.num_steps < _FEWEST:
             return False
-        seconds_of, (tokens, pairs) = self._machine.steps.decode_seconds, streams.size
-        seconds, ends = [], []
-        for _ in range(min(_MOST, streams.num_steps)):
-            seconds.append(seconds_of(int(tokens), pairs))
-            pairs += tokens
-            now += seconds[-1]
-            ends.append(now)
-        self._ahead = _Ahead(streams.rows, seconds, ends)
-        self.wakes_at = now
+        count, (tokens, pairs) = min(_MOST, streams.num_steps), streams.size
+        machine, served, pace = self._machine, self._machine.sharing.served, self._pace
+        alone = machine.steps.decodes_seconds(int(tokens), pairs, count) + served.step
+        # As `Work.at` has it of each.
+        seconds = alone * pace.decode + served.token_cpu * int(tokens) * pace.server
+        ends = np.add.accumulate(np.concatenate(([now], seconds)))[1:]
+        self._ahead = _Ahead(streams.rows, seconds.tolist(), ends.tolist())
+        self.wakes_at = self._ahead.ends[-1]
         return True
 
     def _leap(self, ahead: "_Ahead", count: int) -> None:
@@ -177,13 +212,12 @@ class Replica:
             rows, ends = ahead.rows, ahead.ends[:count]
             leap = self.scheduler.leap(ahead.seconds[:count], self._reply[rows].tolist())
             self._note_gaps(rows, ends[0])
-            for before, end in pairwise(ends):
-                self._records.gap(end - before, len(rows))
+            self._records.gaps.extend(np.diff(ends).tolist())
+            self._records.gap_counts.extend([len(rows)] * (len(ends) - 1))
             self._last_token[rows] = self._taken = ends[-1]
             if self._in_flight:
                 tokens, pairs = leap.size
-                seconds = self._machine.steps.decode_seconds(int(tokens), pairs)
-                self._in_flight = deque([(leap.plan, seconds)])
+                self._in_flight = deque([(leap.plan, self._stream_work(int(tokens), pairs))])
         self._plan(self._taken)
 
     def _note_gaps(self, rows: Ints, now: float) -> None:

@@ -79,6 +79,9 @@ class _World:
             Replica(fleet.machine, self.records, leaps=leaps) for _ in range(fleet.replicas)
         ]
         block_size = fleet.machine.groups[0].block_size
+        self._sharing = fleet.machine.sharing if fleet.machine.engines > 1 else None
+        self._delay = fleet.machine.sharing.served.request
+        """From a request until its engine knows of it."""
         self._router: Router = make_router(fleet.router, block_size)
         self._due: list[tuple[float, int]] = []
         """When each replica that is not idle is due; times that are no longer true among them."""
@@ -87,14 +90,14 @@ class _World:
         self._back: list[tuple[float, int, Arrival]] = []
         """Who comes back, and when."""
         self._numbers = count()
-        self._num_live = self.most_at_once = 0
+        self._num_live = self.most_at_once = self._num_busy = 0
 
     def run(self, is_hopeless: Callable[[Records], bool] | None = None) -> bool:
         """Until nothing is left to be done; whether it was ended early."""
         if self._next is not None:
             self.records.began = self._next.time
         while True:
-            coming = inf if self._next is None else self._next.time
+            coming = inf if self._next is None else self._next.time + self._delay
             back = self._back[0][0] if self._back else inf
             due = self._due[0][0] if self._due else inf
             if due < min(coming, back):
@@ -102,6 +105,7 @@ class _World:
                 if self.replicas[place].wakes_at == time:
                     self.replicas[place].wake(self._ended)
                     self._will_wake(place)
+                    self._share(time)
             elif coming <= back:
                 if self._next is None:
                     return False
@@ -121,17 +125,33 @@ class _World:
             place = self._router.choose(message, loads)
         replica = self.replicas[place]
         before = replica.wakes_at
-        if replica.add(arrival.time, arrival, message):
+        now = arrival.time + self._delay
+        if replica.add(now, arrival, message):
             self._num_live += 1
             self.most_at_once = max(self.most_at_once, self._num_live)
         if replica.wakes_at != before:
             self._will_wake(place)
+        self._share(now)
+
+    def _share(self, now: float) -> None:
+        """Give replicas on one machine the pace that so many have who compute."""
+        if self._sharing is None:
+            return
+        busy = sum(replica.wakes_at is not None for replica in self.replicas)
+        if busy == self._num_busy:
+            return
+        self._num_busy, pace = busy, self._sharing.pace(busy)
+        for place, replica in enumerate(self.replicas):
+            before = replica.wakes_at
+            replica.set_pace(now, pace)
+            if replica.wakes_at != before:
+                self._will_wake(place)
 
     def _ended(self, arrival: Arrival, now: float) -> None:
         self._num_live -= 1
         if arrival.then is not None:
             following = arrival.then(now)
-            heappush(self._back, (following.time, next(self._numbers), following))
+            heappush(self._back, (following.time + self._delay, next(self._numbers), following))
 
     def _will_wake(self, place: int) -> None:
         time = self.replicas[place].wakes_at

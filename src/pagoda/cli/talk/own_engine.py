@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.config.compat import add_compat_flags, answers
-from pagoda.config.engine import ModelConfig
+from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.flags import add_engine_flags, engine_config
 from pagoda.config.speculation import SpeculationConfig
 
@@ -34,6 +34,17 @@ def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["Ben
     Raises ConfigError where the longest request, `max_model_len` tokens, does not fit.
     """
     from pagoda.bench.inprocess import BenchEngine
+
+    engine = BenchEngine.start(own_config(args, max_model_len=max_model_len))
+    try:
+        _refuse_beyond(engine.ready.max_model_len, max_model_len)
+        yield engine
+    finally:
+        engine.close()
+
+
+def own_config(args: argparse.Namespace, *, max_model_len: int) -> EngineConfig:
+    """The configuration of `own_engine`. Raises ConfigError as that does."""
     from pagoda.engine.served.text_side import fetch_model
 
     setup_logging("warning")
@@ -51,15 +62,9 @@ def own_engine(args: argparse.Namespace, *, max_model_len: int) -> Iterator["Ben
     speculation = config.speculation
     if not hasattr(args, "speculative_config"):
         speculation = SpeculationConfig({"method": "none"})
-    config = dataclasses.replace(
+    return dataclasses.replace(
         config, model=model, cache=cache, scheduler=scheduler, speculation=speculation
     )
-    engine = BenchEngine.start(config)
-    try:
-        _refuse_beyond(engine.ready.max_model_len, max_model_len)
-        yield engine
-    finally:
-        engine.close()
 
 
 def _check_length(model: ModelConfig, longest: int) -> None:

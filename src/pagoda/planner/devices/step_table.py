@@ -7,9 +7,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from pagoda.base.errors import ConfigError
 from pagoda.core.plan import StepPlan
+
+Floats = npt.NDArray[np.float64]
 
 
 class StepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,12 +26,42 @@ class StepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
 
 
+class Beside(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How steps fare while several engines compute on one machine."""
+
+    engines: int
+    """So many compute at once, this one included."""
+    decode: float
+    """A step without prompts takes so many times as long as alone,"""
+    prompt: float
+    """and one with a prompt."""
+
+
+class Served(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the server and its client add to an engine, all in seconds."""
+
+    request: float = 0.0
+    """From a request to its first token, beyond the step."""
+    step: float = 0.0
+    """Each step, beyond what it takes where nobody is told of its tokens."""
+    token_cpu: float = 0.0
+    """CPU time of the server and the client for a token,"""
+    request_cpu: float = 0.0
+    """and for a request."""
+
+
 class StepProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A file of points, as `pagoda bench step-times` writes it."""
 
     model: str
     device: str
     points: list[StepPoint]
+    cores: int = 0
+    """CPUs of the machine; 0: not known, and nothing is shared."""
+    threads: int = 0
+    """CPUs that an engine computes with."""
+    beside: list[Beside] = []
+    served: Served = Served()
 
 
 def read_profile(path: Path) -> StepProfile:
@@ -42,6 +75,11 @@ def read_profile(path: Path) -> StepProfile:
         raise ConfigError(f"{path} is not a profile of step times ({error}); {advice}.") from error
     if any(min(point.tokens, point.context, point.seconds) <= 0 for point in profile.points):
         raise ConfigError(f"{path} has a step without tokens, context or time; {advice}.")
+    served = profile.served
+    if min(served.request, served.step, served.token_cpu, served.request_cpu) < 0 or any(
+        one.engines < 1 or min(one.decode, one.prompt) <= 0 for one in profile.beside
+    ):
+        raise ConfigError(f"{path} has a negative time of a server or of engines; {advice}.")
     missing = {"decode", "prompt"} - {point.kind for point in profile.points}
     if missing:
         raise ConfigError(f"{path} has no {' and no '.join(sorted(missing))} steps; {advice}.")
@@ -68,6 +106,14 @@ class StepTable:
     def decode_seconds(self, requests: int, pairs: float) -> float:
         """Seconds of a step with a token of each request; `pairs`: keys that all attend to."""
         return self._decodes.seconds(requests, pairs)
+
+    def decodes_seconds(self, requests: int, pairs: float, count: int) -> Floats:
+        """Seconds of `count` such steps in a row, each with a key more for each request."""
+        return self._decodes.growing(requests, pairs, count)
+
+    def prompt_seconds(self, tokens: int) -> float:
+        """Seconds of a step that reads a prompt of so many tokens from its start."""
+        return self._prompts.seconds(tokens, tokens * (tokens + 1) / 2)
 
     def seconds(self, plan: StepPlan) -> float:
         """Seconds that a plan's step takes."""
@@ -109,6 +155,11 @@ class _Surface:
 
     def seconds(self, tokens: int, pairs: float) -> float:
         return self._line(tokens).at(pairs / tokens)
+
+    def growing(self, tokens: int, pairs: float, count: int) -> Floats:
+        """Seconds of `count` steps, each with `tokens` pairs more than the one before: what
+        `seconds` says of each."""
+        return self._line(tokens).at_each((pairs + tokens * np.arange(count)) / tokens)
 
     def added(self, tokens: int, pairs: float) -> float:
         """What a context adds to the least that is known."""
@@ -161,3 +212,17 @@ class _Line:
         if beyond:
             return values[right] + max(0.0, slope) * (place - places[right])
         return values[left] + slope * (place - places[left])
+
+    def at_each(self, places: Floats) -> Floats:
+        """What `at` gives for each of them, to the last bit."""
+        known, values = np.array(self.places), np.array(self.values)
+        if len(known) == 1:
+            return np.full(len(places), values[0])
+        left = np.searchsorted(known, places, side="right") - 1
+        left = np.minimum(np.maximum(left, 0), len(known) - 2)
+        slopes = (values[left + 1] - values[left]) / (known[left + 1] - known[left])
+        found = values[left] + slopes * (places - known[left])
+        beyond = values[-1] + np.maximum(0.0, slopes) * (places - known[-1])
+        found = np.where(places >= known[-1], beyond, found)
+        whole: Floats = np.where(places <= known[0], values[0], found)
+        return whole
