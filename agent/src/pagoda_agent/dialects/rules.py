@@ -22,6 +22,7 @@ does that.
 place on the computer. You never see it.
 {FORMAT}"""
 """The system prompt where the user has none of their own."""
+_KNOWN = FORMAT + ", {{secret:NAME}}"
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}:]*?)\s*\}\}")
 
 
@@ -30,10 +31,7 @@ def check_prompt(text: str) -> None:
     and for placeholders that nothing fills."""
     for found in _PLACEHOLDER.finditer(text):
         if found[0] != FORMAT:
-            raise ValueError(
-                f"system_prompt has {found[0]}, which nothing fills; known are {FORMAT} and "
-                "{{secret:NAME}}"
-            )
+            raise ValueError(f"system_prompt has {found[0]}, which nothing fills; known: {_KNOWN}")
     if text.count(FORMAT) != 1:
         raise ValueError(
             f"system_prompt must have {FORMAT} once, where the model is told how to write its "

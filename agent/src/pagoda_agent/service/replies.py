@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 async def until(end: asyncio.Event, items: AsyncGenerator[T]) -> AsyncIterator[T]:
-    """Endless items, until `end`."""
+    """All items, or those until `end`."""
     ending = asyncio.ensure_future(end.wait())
     coming = asyncio.ensure_future(anext(items))
     try:
@@ -24,7 +24,11 @@ async def until(end: asyncio.Event, items: AsyncGenerator[T]) -> AsyncIterator[T
             await asyncio.wait([ending, coming], return_when=asyncio.FIRST_COMPLETED)
             if ending.done():
                 return
-            yield coming.result()
+            try:
+                item = coming.result()
+            except StopAsyncIteration:
+                return
+            yield item
             coming = asyncio.ensure_future(anext(items))
     finally:
         ending.cancel()

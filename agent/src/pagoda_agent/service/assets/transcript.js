@@ -21,6 +21,7 @@ export class Transcript {
   clear() {
     this.root.replaceChildren();
     this.run = "";
+    this.spent = null;
     /** The newest: {number, file, size, actions, node}. */
     this.step = null;
   }
@@ -37,11 +38,13 @@ export class Transcript {
         this.clear();
         this.run = event.run;
         this.note("user", t("task"), event.task);
+        this.told(event);
         break;
       case "resumed":
         this.stopWaiting();
         this.run = event.run;
         this.note("plain", t("resumed"), event.task);
+        this.told(event);
         break;
       case "step":
         this.begin(event);
@@ -84,6 +87,33 @@ export class Transcript {
     this.root.append(node);
   }
 
+  /** The system prompt, below the task; runs of before have none. */
+  told({ system }) {
+    if (!system) return;
+    const summary = el("summary", {}, t("systemText"));
+    this.root.lastChild.append(el("details", {}, summary, el("pre", {}, system)));
+  }
+
+  /** What the run took, below its end. */
+  used() {
+    if (!this.spent) return;
+    const { usage, rounds, cost } = this.spent;
+    const count = (number) => number.toLocaleString();
+    const parts = [
+      t("usedRounds", { rounds }),
+      usage.input_tokens + usage.output_tokens
+        ? t("usedTokens", {
+            read: count(usage.input_tokens),
+            cached: count(usage.cached_tokens),
+            written: count(usage.output_tokens),
+          })
+        : t("usedUnknown"),
+      cost ? t("cost", { sum: cost.toFixed(4) }) : "",
+    ];
+    const text = parts.filter(Boolean).join(" · ");
+    this.root.lastChild.append(el("p", { class: "used" }, text));
+  }
+
   begin({ step, frame }) {
     this.stopWaiting();
     const node = el("article", { class: "step", "data-step": step });
@@ -119,7 +149,8 @@ export class Transcript {
     if (this.step?.node.querySelector(".effect[data-kind=waits]")) this.badge("stopped");
   }
 
-  reply({ text, reasoning, tool_calls: calls }) {
+  reply({ text, reasoning, tool_calls: calls, spent }) {
+    this.spent = spent;
     if (!this.step) return;
     const called = calls.map((call) => `${call.name}: ${call.arguments}`);
     const said = [reasoning, text, ...called].filter(Boolean).join("\n\n");
@@ -161,5 +192,6 @@ export class Transcript {
     } else if (state === "done") this.note(state, t("state_done"), reason);
     else if (OVER.includes(state)) this.note(state, t(`state_${state}`), said(reason));
     else if (state === "paused") this.note("plain", t("state_paused"), said(reason));
+    if (OVER.includes(state)) this.used();
   }
 }
