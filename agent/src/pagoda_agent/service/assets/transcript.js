@@ -21,7 +21,6 @@ export class Transcript {
   clear() {
     this.root.replaceChildren();
     this.run = "";
-    this.spent = null;
     /** The newest: {number, file, size, actions, node}. */
     this.step = null;
   }
@@ -95,12 +94,10 @@ export class Transcript {
   }
 
   /** What the run took, below its end. */
-  used() {
-    if (!this.spent) return;
-    const { usage, rounds, cost } = this.spent;
+  used({ usage, rounds, cost }) {
     const count = (number) => number.toLocaleString();
     const parts = [
-      t("usedRounds", { rounds }),
+      t(rounds === 1 ? "usedRound" : "usedRounds", { rounds }),
       usage.input_tokens + usage.output_tokens
         ? t("usedTokens", {
             read: count(usage.input_tokens),
@@ -149,8 +146,7 @@ export class Transcript {
     if (this.step?.node.querySelector(".effect[data-kind=waits]")) this.badge("stopped");
   }
 
-  reply({ text, reasoning, tool_calls: calls, spent }) {
-    this.spent = spent;
+  reply({ text, reasoning, tool_calls: calls }) {
     if (!this.step) return;
     const called = calls.map((call) => `${call.name}: ${call.arguments}`);
     const said = [reasoning, text, ...called].filter(Boolean).join("\n\n");
@@ -192,6 +188,7 @@ export class Transcript {
     } else if (state === "done") this.note(state, t("state_done"), reason);
     else if (OVER.includes(state)) this.note(state, t(`state_${state}`), said(reason));
     else if (state === "paused") this.note("plain", t("state_paused"), said(reason));
-    if (OVER.includes(state)) this.used();
+    // Runs of before do not say it.
+    if (OVER.includes(state) && event.spent?.rounds) this.used(event.spent);
   }
 }
