@@ -19,7 +19,9 @@ export class Install {
     byId("install").addEventListener("click", () => this.install());
     byId("stop-install").addEventListener("click", () => this.running?.abort());
     for (const id of ["lacks-command", "system-command"]) {
-      byId(id).after(copyButton(t("copy"), () => byId(id).textContent));
+      const copy = copyButton("", () => byId(id).textContent);
+      copy.dataset.label = "copy";
+      byId(id).after(copy);
     }
   }
 
@@ -53,6 +55,7 @@ export class Install {
     log.textContent = "";
     log.hidden = false;
     this.runs(new AbortController());
+    byId("stop-install").focus();
     this.end(t("installing", { driver }));
     try {
       await postForEvents("install", { driver }, this.running.signal, ({ text = "", error }) => {
@@ -68,6 +71,7 @@ export class Install {
     // What stands in the log is about what is missing still, or is gone with it.
     this.known = await get("drivers").catch(() => this.known);
     this.show();
+    (byId("lacks").hidden ? this.field : byId("install")).focus();
     this.installed();
   }
 
@@ -75,7 +79,6 @@ export class Install {
     this.running = running;
     byId("install").hidden = Boolean(running);
     byId("stop-install").hidden = !running;
-    (running ? byId("stop-install") : byId("install")).focus();
   }
 
   end(text, error = "") {
