@@ -55,7 +55,7 @@ def typed(beginning):
 
 
 def translated():
-    """Pagoda's command lines in the Chinese pages, without their program and remark."""
+    """Pagoda's command lines in the Chinese pages, without their program, remark and redirection."""
     found = []
     for page in TRANSLATED:
         fenced = False
@@ -63,7 +63,8 @@ def translated():
             fenced ^= line.startswith("```")
             words = line.removeprefix("$ ")
             if fenced and words.startswith("pagoda "):
-                found.append(words.removeprefix("pagoda ").partition("  # ")[0])
+                words = words.removeprefix("pagoda ").partition("  # ")[0]
+                found.append(words.partition(" > ")[0])
     return sorted(set(found))
 
 

@@ -20,13 +20,6 @@ SETTINGS_NAME = "agent.json"
 _LISTED_RUNS, _LISTED_TASK = 5, 60
 
 
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeError) as error:
-        raise argparse.ArgumentTypeError(f"{path} cannot be read: {error}") from None
-
-
 # Flags that change one field of the settings for this run.
 _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "base_url": ("URL", str, "where the model is served"),
@@ -36,7 +29,7 @@ _SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "prompt": ("TEXT", str, "what the model should know of the computer"),
     "system_prompt": (
         "FILE",
-        _text_of,
+        Path,
         "a system prompt in place of the built-in one, which `pagoda agent prompt` prints",
     ),
     "consent": (
@@ -146,6 +139,8 @@ def load_settings(args: argparse.Namespace) -> "Settings":
     changes: dict[str, Any] = {
         name: value for name in names if (value := getattr(args, name, None)) is not None
     }
+    if isinstance(file := changes.get("system_prompt"), Path):
+        changes["system_prompt"] = _text_of(file)
     kept = settings.load(settings_path())
     key = env.get("PAGODA_API_KEY")
     if key and not kept.api_key:
@@ -154,6 +149,13 @@ def load_settings(args: argparse.Namespace) -> "Settings":
         return settings.changed(kept, changes)
     except ConfigError as error:
         raise ConfigError(_with_flags(str(error))) from error
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--system-prompt-file {file} cannot be read: {error}.") from error
 
 
 def _with_flags(text: str) -> str:
