@@ -90,7 +90,7 @@ def test_a_machine_without_a_display_is_told_how_to_have_one(monkeypatch):
 
 
 async def test_it_is_installed_and_what_was_said_is_streamed(make, serve, lacking, monkeypatch):
-    running = await serve(make()[0])
+    running = await serve(make()[0], installs=True)
     client = await running.controller()
     code = "import sys; print('Collecting', *sys.argv[1:], flush=True)"
     running.service.installer.command = python(code)
@@ -104,7 +104,7 @@ async def test_it_is_installed_and_what_was_said_is_streamed(make, serve, lackin
 
 
 async def test_a_failure_is_shown(make, serve, lacking):
-    running = await serve(make()[0])
+    running = await serve(make()[0], installs=True)
     client = await running.controller()
     running.service.installer.command = python("print('No network'); raise SystemExit(3)")
     assert await said(client) == ("No network\n", "The installation failed (exit status 3).")
@@ -115,7 +115,7 @@ async def test_a_failure_is_shown(make, serve, lacking):
 
 @pytest.mark.parametrize("driver", ["requests", "vnc; rm -rf /", "mcp", "", "--index-url=x"])
 async def test_nothing_but_a_drivers_packages_is_installed(make, serve, lacking, driver):
-    running = await serve(make()[0])
+    running = await serve(make()[0], installs=True)
     client = await running.controller()
     running.service.installer.command = lambda packages: pytest.fail("it ran")
     reply = await client.post("/api/install", json={"driver": driver})
@@ -127,7 +127,7 @@ async def test_nothing_but_a_drivers_packages_is_installed(make, serve, lacking,
 
 
 async def test_only_the_controller_installs_and_only_from_its_page(make, serve, lacking):
-    running = await serve(make()[0])
+    running = await serve(make()[0], installs=True)
     running.service.installer.command = lambda packages: pytest.fail("it ran")
     client = await running.controller()
     wanted = {"driver": "vnc"}
@@ -138,7 +138,7 @@ async def test_only_the_controller_installs_and_only_from_its_page(make, serve, 
 
 
 async def test_beyond_this_machine_it_installs_nothing(make, serve, lacking):
-    running = await serve(make()[0], installs=False)
+    running = await serve(make()[0])
     running.service.installer.command = lambda packages: pytest.fail("it ran")
     client = await running.controller()
     reply = await client.post("/api/install", json={"driver": "vnc"})
@@ -147,7 +147,7 @@ async def test_beyond_this_machine_it_installs_nothing(make, serve, lacking):
 
 
 async def test_who_stops_listening_stops_the_installer(make, serve, lacking, tmp_path):
-    running = await serve(make()[0])
+    running = await serve(make()[0], installs=True)
     client = await running.controller()
     mark = tmp_path / "interrupted"
     code = f"""
@@ -169,7 +169,7 @@ except KeyboardInterrupt:
 async def test_not_while_a_task_goes_on(make, serve, lacking):
     hangs = asyncio.Event()
     operator, _script = make(hangs)
-    running = await serve(operator)
+    running = await serve(operator, installs=True)
     client = await running.controller()
     assert (await client.post("/api/start", json={"task": "x"})).status_code == 200
     reply = await client.post("/api/install", json={"driver": "vnc"})
@@ -185,7 +185,7 @@ async def test_pip_installs_it_and_the_computer_is_taken(
     taken = FakeComputer()
     operator.make_driver = lambda url: taken
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path / "cache"))
-    running = await serve(operator)
+    running = await serve(operator, installs=True)
     await operator.open()
     client = await running.controller()
     status = (await client.get("/api/status")).json()

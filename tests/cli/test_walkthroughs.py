@@ -55,7 +55,7 @@ def typed(beginning):
 
 
 def translated():
-    """Pagoda's command lines in the Chinese pages, without their program, remark and redirection."""
+    """Pagoda's command lines in the Chinese pages, without program, remark and redirection."""
     found = []
     for page in TRANSLATED:
         fenced = False

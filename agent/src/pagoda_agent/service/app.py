@@ -99,7 +99,7 @@ class Service:
     exits_with_page: bool = True
     """Whether the agent ends when its page does not come back; the task is paused in any case."""
     suggestion: Suggestion | None = None
-    installs: bool = True
+    installs: bool = False
     """Whether the page may install what a driver lacks."""
 
     def __post_init__(self) -> None:
