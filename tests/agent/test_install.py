@@ -151,7 +151,9 @@ async def test_who_stops_listening_stops_the_installer(make, serve, lacking, tmp
     client = await running.controller()
     mark = tmp_path / "interrupted"
     code = f"""
-import pathlib, time
+import pathlib, signal, time
+# Shells let what they start in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("begun", flush=True); time.sleep(60)
 except KeyboardInterrupt:
