@@ -55,7 +55,7 @@ def typed(beginning):
 
 
 def translated():
-    """Pagoda's command lines in the Chinese pages, without program, remark and redirection."""
+    """Pagoda's command lines in the Chinese pages, without their program and remark."""
     found = []
     for page in TRANSLATED:
         fenced = False
@@ -63,8 +63,7 @@ def translated():
             fenced ^= line.startswith("```")
             words = line.removeprefix("$ ")
             if fenced and words.startswith("pagoda "):
-                words = words.removeprefix("pagoda ").partition("  # ")[0]
-                found.append(words.partition(" > ")[0])
+                found.append(words.removeprefix("pagoda ").partition("  # ")[0])
     return sorted(set(found))
 
 
