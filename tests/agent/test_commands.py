@@ -63,7 +63,7 @@ def serve(monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
     operator = Operator(FakeComputer(), Settings(), Secrets({}), tmp_path)
-    monkeypatch.setattr(serve_command, "make_operator", lambda args: operator)
+    monkeypatch.setattr(serve_command, "make_operator", lambda args, absent: operator)
 
 
 @pytest.mark.parametrize("port", ["99999", "-1"])

@@ -11,12 +11,12 @@ import pytest
 
 from pagoda.version import __version__
 from pagoda_agent import version
+from pagoda_agent.drivers.needs import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 # Pure Python, or with wheels for x86-64 and ARM64.
 SMALL = {
-    "starlette", "uvicorn", "h11", "httpx", "msgspec", "pillow", "jinja2", "python-xlib",
-    "websockets", "cryptography",
+    "starlette", "uvicorn", "h11", "httpx", "msgspec", "pillow", "jinja2",
 }  # fmt: skip
 _BLOCKED = """
 import importlib, pkgutil, sys
@@ -69,7 +69,8 @@ def test_the_wheel_has_copies_of_the_modules_that_are_links_in_a_clone(
 def test_it_is_installed_with_pagoda_of_the_same_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert version.__version__ == __version__
-    assert f"pagoda-agent[mcp]=={__version__}" in project["dependencies"]
+    extras = ",".join(sorted(["mcp", *EXTRAS]))
+    assert f"pagoda-agent[{extras}]=={__version__}" in project["dependencies"]
 
 
 def test_it_imports_neither_pagoda_nor_torch() -> None:

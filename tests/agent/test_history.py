@@ -9,6 +9,7 @@ from pagoda_agent.dialects.anthropic import Anthropic
 from pagoda_agent.dialects.nanokvm import NanoKvm
 from pagoda_agent.dialects.openai import OpenAI
 from pagoda_agent.dialects.qwen import Qwen
+from pagoda_agent.dialects.rules import BUILT_IN, FORMAT
 from pagoda_agent.models.dialogue import Picture, Reply, ToolCall
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.registry import make_model
@@ -234,7 +235,7 @@ def test_secrets_are_taken_out_of_everything():
 
 def test_the_users_prompt_stands_behind_the_instructions():
     text = system_text(NanoKvm(), SCREEN, FULL, "The computer runs Debian.", ["PIN"])
-    assert text.startswith(NanoKvm().instructions(SCREEN, FULL))
+    assert text.startswith(BUILT_IN.replace(FORMAT, NanoKvm().instructions(SCREEN, FULL)))
     assert text.endswith("The computer runs Debian.")
     assert "{{secret:PIN}}" in text
 

@@ -39,8 +39,10 @@ class AgentServer:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.gate = Gate("127.0.0.1", self.listener.getsockname()[1])
         self.url = self.gate.address.partition("/#")[0]
-        service = Service(self.operator, self.gate, self.settings_path, self.exited.set, exits)
-        app = service.app()
+        self.service = Service(
+            self.operator, self.gate, self.settings_path, self.exited.set, exits, installs=True,
+        )  # fmt: skip
+        app = self.service.app()
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none"))
         self.thread = threading.Thread(target=self.server.run, args=([self.listener],))
 

@@ -52,13 +52,13 @@ def test_the_page_is_light() -> None:
     assert sum(file.stat().st_size for file in assets.iterdir()) < 300_000
 
 
-@pytest.mark.parametrize("name", ["chat_words.js", "tool_words.js"])
+@pytest.mark.parametrize("name", ["chat_words.js", "tool_words.js", "agent_words.js"])
 def test_both_languages_say_the_same_things(name: str) -> None:
     text = (Path(pagoda.web.__file__).parent / "assets" / name).read_text()
     english, chinese = text.split("const CHINESE")
     entry = re.compile(r'^ {2}(\w+):\s+"(.*)",$', re.MULTILINE)
     told = {key: set(re.findall(r"{\w+}", words)) for key, words in entry.findall(english)}
-    assert len(told) > 30
+    assert len(told) > 10
     assert {key: set(re.findall(r"{\w+}", words)) for key, words in entry.findall(chinese)} == told
 
 

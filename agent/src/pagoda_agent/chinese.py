@@ -150,6 +150,28 @@ SENTENCES: Mapping[str, str] = {
     "Open the address that the agent printed; it works once.": (
         "请打开代理打印的地址，它只能使用一次。"
     ),
+    # What a driver lacks, and installing it.
+    "The {driver} driver needs Python packages that are not here: {names}.": (
+        "{driver} 驱动需要的 Python 软件包尚未安装：{names}。"
+    ),
+    "This machine shows no X display and has no X server; Xvfb is one without a screen.": (
+        "本机没有 X 显示，也没有 X 服务器；Xvfb 是不需要屏幕的 X 服务器。"
+    ),
+    "Other machines reach this agent, so its page installs nothing. Type the command in a "
+    "terminal, or start the agent with --allow-install.": (
+        "其他机器可以访问此代理，因此页面不安装任何东西。请在终端中输入命令，"
+        "或用 --allow-install 启动代理。"
+    ),
+    "The installation was stopped.": "安装已停止。",
+    "The installation failed (exit status {code}).": "安装失败（退出状态 {code}）。",
+    "It was installed, but this agent does not find it; start the agent again.": (
+        "已安装，但此代理找不到它；请重新启动代理。"
+    ),
+    "Something is being installed; wait for its end, or cancel it.": (
+        "正在安装；请等待完成或取消。"
+    ),
+    "The {driver} driver lacks nothing.": "{driver} 驱动不缺少任何东西。",
+    "A task is going on; install it when it is over.": "任务正在进行，结束后才能安装。",
     # The model's server.
     "The models cannot be listed: {error}": "无法列出模型：{error}",
     "The model gave no reply: {error}.": "模型没有答复：{error}",
@@ -166,6 +188,14 @@ SENTENCES: Mapping[str, str] = {
     # Settings.
     "These settings do not fit: {error}.": "设置有误：{error}。",
     "{name} must be at least 1": "{name} 至少为 1",
+    "system_prompt must have {placeholder} once, where the model is told how to write its "
+    "actions; it has it {count} times": (
+        "system_prompt 必须恰好包含一次 {placeholder}，模型在那里得知如何书写操作；"
+        "现在包含 {count} 次"
+    ),
+    "system_prompt has {found}, which nothing fills; known: {known}": (
+        "system_prompt 中的 {found} 没有对应的内容；已知：{known}"
+    ),
     "A cap on the cost needs the prices of a million tokens.": (
         "设置费用上限需要填写每百万词元的价格。"
     ),

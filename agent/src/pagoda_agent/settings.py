@@ -10,6 +10,7 @@ import msgspec
 from pagoda_agent.base.errors import ConfigError, sentence
 from pagoda_agent.base.whole import write_whole
 from pagoda_agent.consent.policy import Category, Decision, Level, Policy, decisions
+from pagoda_agent.dialects.rules import check_prompt
 from pagoda_agent.drivers.address import require_private, without_password
 from pagoda_agent.models.endpoint import Endpoint
 from pagoda_agent.models.profiles import Profile, profile_for
@@ -38,6 +39,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     insecure: bool = False
     prompt: str = ""
     """What the model should know of this computer and its user, for every task."""
+    system_prompt: str = ""
+    """In place of the built-in one (dialects/rules.py), with its placeholder for how actions are
+    written; empty: the built-in one."""
     images_kept: int = 3
     max_rounds: int = 20
     max_tokens: int | None = None
@@ -63,6 +67,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{name} must be at least 1")
         if not self.reply_seconds > 0:
             raise ValueError("reply_seconds must be more than 0")
+        if self.system_prompt:
+            check_prompt(self.system_prompt)
         self.budget()
 
     def model_profile(self, model: str) -> Profile:

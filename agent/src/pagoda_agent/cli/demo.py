@@ -61,7 +61,9 @@ async def _demo(port: int) -> int:
 
         gate = Gate("127.0.0.1", listener.getsockname()[1])
         suggestion = Suggestion(TASK, _NOTICE)
-        service = Service(operator, gate, folder / "agent.json", stop, suggestion=suggestion)
+        service = Service(
+            operator, gate, folder / "agent.json", stop, suggestion=suggestion, installs=True
+        )
         server = Server(service)
         print(
             f"{_NOTICE}\nOpen {gate.address} (it works once), press I understand, then Submit. "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagoda_agent.base import env
 from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.cli.name import command
 
 if TYPE_CHECKING:
     from pagoda_agent.drivers.base import Driver
@@ -17,13 +18,20 @@ if TYPE_CHECKING:
 SETTINGS_NAME = "agent.json"
 # Of runs that are listed: how many, and characters of each one's task.
 _LISTED_RUNS, _LISTED_TASK = 5, 60
+
+
 # Flags that change one field of the settings for this run.
-_SETTINGS = {
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "base_url": ("URL", str, "where the model is served"),
     "model": ("NAME", str, "its name there"),
     "api": ("API", str, "openai, responses, anthropic or dashscope"),
     "profile": ("NAME", str, "how the model speaks and counts; by its name otherwise"),
     "prompt": ("TEXT", str, "what the model should know of the computer"),
+    "system_prompt": (
+        "FILE",
+        Path,
+        "a system prompt in place of the built-in one, which `pagoda agent prompt` prints",
+    ),
     "consent": (
         "LEVEL",
         str,
@@ -41,6 +49,8 @@ _SETTINGS = {
     "ca_file": ("FILE", str, "certificates to trust"),
 }
 
+_FLAGS = {"system_prompt": "--system-prompt-file"}
+"""That are not called as their setting is."""
 _ALIASES = {"base_url": ("--url",)}
 """As the flag is called elsewhere."""
 
@@ -75,6 +85,7 @@ def add_setting(parser: "argparse._ActionsContainer", name: str) -> None:
     """The flag of one field of the settings."""
     metavar, kind, text = _SETTINGS[name]
     names = [_flag(name), *_ALIASES.get(name, ())]
+    text = text.replace("pagoda agent", command())
     parser.add_argument(*names, dest=name, type=kind, metavar=metavar, help=text)
 
 
@@ -128,6 +139,8 @@ def load_settings(args: argparse.Namespace) -> "Settings":
     changes: dict[str, Any] = {
         name: value for name in names if (value := getattr(args, name, None)) is not None
     }
+    if isinstance(file := changes.get("system_prompt"), Path):
+        changes["system_prompt"] = _text_of(file)
     kept = settings.load(settings_path())
     key = env.get("PAGODA_API_KEY")
     if key and not kept.api_key:
@@ -138,6 +151,13 @@ def load_settings(args: argparse.Namespace) -> "Settings":
         raise ConfigError(_with_flags(str(error))) from error
 
 
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--system-prompt-file {file} cannot be read: {error}.") from error
+
+
 def _with_flags(text: str) -> str:
     """What is said of a setting, said of its flag."""
     for name in (name for name in _SETTINGS if "_" in name):
@@ -146,18 +166,27 @@ def _with_flags(text: str) -> str:
 
 
 def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return _FLAGS.get(name, "--" + name.replace("_", "-"))
 
 
-def make_operator(args: argparse.Namespace) -> "Operator":
+def make_operator(args: argparse.Namespace, absent: bool = False) -> "Operator":
     """From the flags, the settings file and the environment; the driver is not open yet. Makes the
-    folder of the journals."""
+    folder of the journals. `absent`: a driver that lacks packages is no error, but stands for
+    itself until they are installed."""
+    from pagoda_agent.drivers.absent import AbsentDriver
+    from pagoda_agent.drivers.needs import LacksError
     from pagoda_agent.runs.journal import make_runs
     from pagoda_agent.secrets import Secrets
     from pagoda_agent.task.operator import Operator
 
     secrets, settings = Secrets.load(args.secrets), load_settings(args)
-    operator = Operator(named_driver(settings), settings, secrets, runs_folder(args))
+    try:
+        driver = named_driver(settings)
+    except LacksError as error:
+        if not absent:
+            raise
+        driver = AbsentDriver(settings.driver, error.lacks)
+    operator = Operator(driver, settings, secrets, runs_folder(args))
     make_runs(operator.runs)
     return operator
 

@@ -16,7 +16,7 @@ from pagoda_agent.cli.name import ALONE, command
 from pagoda_agent.cli.parser import FlagParser
 from pagoda_agent.version import __version__
 
-USAGE = "{serve,run,resume,replay,calibrate,mcp,demo} [flags]"
+USAGE = "{serve,run,resume,replay,drivers,prompt,calibrate,mcp,demo} [flags]"
 EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
 
 KINDS = {
@@ -24,6 +24,8 @@ KINDS = {
     "run": "One task, from this terminal.",
     "resume": "Go on with a run that was cut off.",
     "replay": "Do a recorded run again, without a model.",
+    "drivers": "The ways to reach a computer, what each lacks here, and what installs it.",
+    "prompt": "Print the built-in system prompt.",
     "calibrate": "How far a model's clicks miss drawn targets.",
     "mcp": "The computer and the agent as tools for other programs.",
     "demo": "All of it on a small form, with a scripted model: nothing else is needed.",

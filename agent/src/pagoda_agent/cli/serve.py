@@ -19,6 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", action="store_true", help="go on, paused, when the page is closed"
     )
+    parser.add_argument(
+        "--allow-install",
+        action="store_true",
+        help="let the page install a driver's packages although other machines reach it",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +43,7 @@ async def _serve(args: argparse.Namespace) -> int:
     if not 0 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port} must be from 0 to 65535.")
     setup_logging("info")
-    operator = make_operator(args)
+    operator = make_operator(args, absent=True)
     listener = listen(args.host, args.port)
     await operator.open()
 
@@ -46,7 +51,10 @@ async def _serve(args: argparse.Namespace) -> int:
         server.should_exit = True
 
     gate = Gate(args.host, listener.getsockname()[1])
-    service = Service(operator, gate, settings_path(), stop, exits_with_page=not args.keep)
+    service = Service(
+        operator, gate, settings_path(), stop, exits_with_page=not args.keep,
+        installs=args.allow_install or is_loopback(listener),
+    )  # fmt: skip
     server = Server(service)
     print(f"Open {gate.address} (it works once)", flush=True)
     if not is_loopback(listener):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.rules import limits
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialects.strict import (
     ENDINGS,
@@ -72,7 +72,7 @@ class Anthropic:
     name: str = "anthropic"
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
-        return f"{rules(capabilities)}\n- {ENDINGS}"
+        return f"{limits(capabilities)}- {ENDINGS}"
 
     def tools(self, screen: tuple[int, int], capabilities: Capabilities) -> list[dict[str, Any]]:
         if self.version == TOOLSET:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.rules import limits
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialects.strict import (
     beyond_thinking,
@@ -55,8 +55,7 @@ class NanoKvm:
     name: str = "nanokvm"
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
-        return f"""{rules(capabilities)}
-- {self.space.told(screen)} 0 0 means where the pointer is.
+        return f"""{limits(capabilities)}- {self.space.told(screen)} 0 0 means where the pointer is.
 
 Reply with lines of these kinds and nothing else:
 # what you see and what you want to do, on one or more lines that begin with #

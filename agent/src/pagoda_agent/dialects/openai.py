@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.rules import limits
 from pagoda_agent.dialects.space import Space, notches
 from pagoda_agent.dialects.strict import (
     ENDINGS,
@@ -60,7 +60,7 @@ class OpenAI:
     name: str = "openai"
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
-        return f"{rules(capabilities)}\n- {ENDINGS}"
+        return f"{limits(capabilities)}- {ENDINGS}"
 
     def tools(self, screen: tuple[int, int], capabilities: Capabilities) -> list[dict[str, Any]]:
         if not self.preview:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagoda_agent.base.errors import ActionError
-from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.rules import limits
 from pagoda_agent.dialects.space import Space, notches
 from pagoda_agent.dialects.strict import (
     Fields,
@@ -76,7 +76,7 @@ class Qwen:
     name: str = "qwen"
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
-        told = f"{rules(capabilities)}\n- {self.space.told(screen)}"
+        told = f"{limits(capabilities)}- {self.space.told(screen)}"
         if self.as_tools:
             return told
         tool = json.dumps(self._tool(screen, capabilities), ensure_ascii=False)

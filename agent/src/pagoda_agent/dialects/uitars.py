@@ -10,7 +10,7 @@ from typing import Any
 
 from pagoda_agent.base.errors import ActionError
 from pagoda_agent.dialects.calls import Call, read_calls
-from pagoda_agent.dialects.rules import rules
+from pagoda_agent.dialects.rules import limits
 from pagoda_agent.dialects.space import Space
 from pagoda_agent.dialects.strict import (
     beyond_thinking,
@@ -64,8 +64,7 @@ class UiTars:
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
         sideways = ", left or right" if capabilities.horizontal_wheel else ""
-        return f"""{rules(capabilities)}
-- {self.space.told(screen)}
+        return f"""{limits(capabilities)}- {self.space.told(screen)}
 
 Reply in this form:
 Thought: what you see and what you want to do

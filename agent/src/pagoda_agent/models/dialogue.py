@@ -121,8 +121,9 @@ class Dialect(Protocol):
     name: str
 
     def instructions(self, screen: tuple[int, int], capabilities: Capabilities) -> str:
-        """The part of the system prompt that the user must not change. `screen` is the size of
-        the pictures that are sent."""
+        """The part of the system prompt that the user cannot change: what this computer cannot
+        do, how positions count, how actions are written. `screen` is the size of the pictures that
+        are sent."""
 
     def tools(self, screen: tuple[int, int], capabilities: Capabilities) -> list[dict[str, Any]]:
         """Tools for the request; empty where the dialect is plain text."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,21 +24,23 @@ from starlette.types import ASGIApp
 from pagoda_agent import settings as settings_file
 from pagoda_agent.base.errors import AgentError, DriverError, ModelError
 from pagoda_agent.chinese import SENTENCES
+from pagoda_agent.drivers.absent import AbsentDriver
 from pagoda_agent.input.actions import HidReset, Power
 from pagoda_agent.runs.export import export_html
 from pagoda_agent.runs.journal import FRAMES, JournalError, read
 from pagoda_agent.service.gate import COOKIE, Gate
+from pagoda_agent.service.install import Installer
+from pagoda_agent.service.prompt import shown_prompt
+from pagoda_agent.service.replies import body_of, error_reply, until
 from pagoda_agent.service.site import Site
 from pagoda_agent.task.control import Control, StateError
 from pagoda_agent.task.operator import Operator
 
 log = logging.getLogger(__name__)
 
-_MOST_BODY = 256 << 10
 _FPS = 5.0
 _PICTURES = {".jpeg": "image/jpeg", ".png": "image/png"}
 _BOUNDARY = "frame"
-T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -69,6 +71,11 @@ class ButtonBody(msgspec.Struct, forbid_unknown_fields=True):
     what: Literal["press", "hold", "reset", "replug"]
 
 
+class DriverBody(msgspec.Struct, forbid_unknown_fields=True):
+    driver: str
+    """One of drivers/needs.py."""
+
+
 class RunBody(msgspec.Struct, forbid_unknown_fields=True):
     run: str
 
@@ -92,8 +99,11 @@ class Service:
     exits_with_page: bool = True
     """Whether the agent ends when its page does not come back; the task is paused in any case."""
     suggestion: Suggestion | None = None
+    installs: bool = False
+    """Whether the page may install what a driver lacks."""
 
     def __post_init__(self) -> None:
+        self.installer = Installer(self.installs, self._installed)
         self._ending = asyncio.Event()
 
     def app(self) -> ASGIApp:
@@ -106,7 +116,7 @@ class Service:
                     "start": self.start, "pause": self.pause, "resume": self.resume,
                     "answer": self.answer, "consent": self.consent, "reset": self.reset,
                     "settings": self.set_settings, "continue": self.continue_run,
-                    "button": self.button, "close": self.close,
+                    "button": self.button, "install": self.install, "close": self.close,
                 }.items()
             ),
             *(
@@ -114,6 +124,7 @@ class Service:
                 for path, handler in {
                     "status": self.status, "settings": self.get_settings, "events": self.events,
                     "sentences": self.sentences, "screen": self.screen, "runs": self.runs,
+                    "drivers": self.drivers, "prompt": self.prompt,
                     "runs/{run}": self.run_events,
                     "runs/{run}/frames/{file}": self.run_frame,
                     "runs/{run}/export": self.run_export,
@@ -133,6 +144,7 @@ class Service:
             yield
         finally:
             watch.cancel()
+            await self.installer.close()
             await self.operator.close()
 
     async def _watch_controller(self) -> None:
@@ -151,36 +163,38 @@ class Service:
     def _guard(self, handler: Handler, open_to_all: bool = False) -> Handler:
         async def guarded(request: Request) -> Response:
             if not self.gate.is_ours(request):
-                return _error(403, "This request comes from another site.")
+                return error_reply(403, "This request comes from another site.")
             if not open_to_all and not self.gate.knows(request):
-                return _error(403, "Open the address that the agent printed; it works once.")
+                return error_reply(403, "Open the address that the agent printed; it works once.")
             try:
                 return await handler(request)
             except StateError as error:
-                return _error(409, str(error))
+                return error_reply(409, str(error))
             except (DriverError, JournalError, ModelError) as error:
-                return _error(502, str(error))
+                return error_reply(502, str(error))
             except AgentError as error:
-                return _error(400, str(error))
+                return error_reply(400, str(error))
 
         return guarded
 
     async def enter(self, request: Request) -> Response:
-        cookie = self.gate.enter((await _body(request, TokenBody)).token)
+        cookie = self.gate.enter((await body_of(request, TokenBody)).token)
         if cookie is None:
             await asyncio.sleep(1)  # so that guessing takes longer than the token's life
-            return _error(403, "This address was used before, or is of an agent that has ended.")
+            return error_reply(
+                403, "This address was used before, or is of an agent that has ended."
+            )
         reply = JSONResponse({})
         reply.set_cookie(COOKIE, cookie, httponly=True, samesite="strict", path="/")
         return reply
 
     async def start(self, request: Request) -> Response:
-        await self.operator.start((await _body(request, TaskBody)).task)
+        await self.operator.start((await body_of(request, TaskBody)).task)
         return self._status()
 
     async def continue_run(self, request: Request) -> Response:
         """Go on with a run that was cut off."""
-        await self.operator.resume(self._run_folder((await _body(request, RunBody)).run))
+        await self.operator.resume(self._run_folder((await body_of(request, RunBody)).run))
         return self._status()
 
     async def pause(self, request: Request) -> Response:
@@ -189,15 +203,15 @@ class Service:
         return self._status()
 
     async def resume(self, request: Request) -> Response:
-        await self._control().resume((await _body(request, HintBody)).hint)
+        await self._control().resume((await body_of(request, HintBody)).hint)
         return self._status()
 
     async def answer(self, request: Request) -> Response:
-        await self._control().answer((await _body(request, AnswerBody)).text)
+        await self._control().answer((await body_of(request, AnswerBody)).text)
         return self._status()
 
     async def consent(self, request: Request) -> Response:
-        body = await _body(request, ConsentBody)
+        body = await body_of(request, ConsentBody)
         await self._control().consent(body.id, body.allow, body.lasting)
         return self._status()
 
@@ -207,9 +221,36 @@ class Service:
 
     async def button(self, request: Request) -> Response:
         """The computer's power buttons, and the plug of its keyboard and mouse."""
-        what = (await _body(request, ButtonBody)).what
+        what = (await body_of(request, ButtonBody)).what
         await self.operator.use_buttons(HidReset() if what == "replug" else Power(what))
         return self._status()
+
+    async def drivers(self, request: Request) -> Response:
+        """Every driver, and what it lacks here."""
+        return JSONResponse(self.installer.shown())
+
+    async def install(self, request: Request) -> Response:
+        """Install what a driver lacks: server-sent events, of which the last has an `error`."""
+        if self.operator.busy:
+            raise StateError("A task is going on; install it when it is over.")
+        said = self.installer.begin((await body_of(request, DriverBody)).driver)
+
+        async def stream() -> AsyncGenerator[str]:
+            async with contextlib.aclosing(said):
+                async for part in said:
+                    yield f"data: {json.dumps(part)}\n\n"
+
+        return Stream(until(self._ending, stream()), media_type="text/event-stream")
+
+    async def _installed(self, driver: str) -> None:
+        waiting = self.operator.driver
+        if isinstance(waiting, AbsentDriver) and waiting.lacks.driver == driver:
+            await self.operator.connect()
+
+    async def prompt(self, request: Request) -> Response:
+        """The built-in system prompt, and what takes the place of its placeholder for the model
+        that the settings mean."""
+        return JSONResponse(await shown_prompt(self.operator))
 
     async def close(self, request: Request) -> Response:
         """The page says goodbye: nothing goes on unseen. It may be loaded anew, so the agent itself
@@ -229,7 +270,7 @@ class Service:
 
     async def set_settings(self, request: Request) -> Response:
         """Fields that are not sent stay, the key above all."""
-        changes = await _body(request, dict[str, Any])
+        changes = await body_of(request, dict[str, Any])
         settings = settings_file.changed(self.operator.settings, changes)
         settings.model_profile(settings.model)
         settings.endpoint(settings.model)
@@ -242,7 +283,7 @@ class Service:
     async def events(self, request: Request) -> Response:
         """Server-sent events; `?since=` the number after the last that was seen."""
         if not self.gate.listen():
-            return _error(409, "The agent's page is open in another tab.")
+            return error_reply(409, "The agent's page is open in another tab.")
         since = request.query_params.get("since", "0")
         number = int(since) if since.isdigit() else 0
 
@@ -253,12 +294,12 @@ class Service:
             finally:
                 self.gate.stop_listening()
 
-        return Stream(_until(self._ending, stream()), media_type="text/event-stream")
+        return Stream(until(self._ending, stream()), media_type="text/event-stream")
 
     async def screen(self, request: Request) -> Response:
         """The screen as Motion JPEG, while somebody looks."""
         kind = f"multipart/x-mixed-replace; boundary={_BOUNDARY}"
-        return Stream(_until(self._ending, self._pictures()), media_type=kind)
+        return Stream(until(self._ending, self._pictures()), media_type=kind)
 
     async def _pictures(self) -> AsyncGenerator[bytes]:
         last: bytes | None = None
@@ -287,7 +328,7 @@ class Service:
         path = folder / request.path_params["file"]
         kind = _PICTURES.get(path.suffix)
         if path.parent != folder or kind is None or not path.is_file():
-            return _error(404, "There is no such frame.")
+            return error_reply(404, "There is no such frame.")
         return FileResponse(path, media_type=kind)
 
     async def run_export(self, request: Request) -> Response:
@@ -316,6 +357,8 @@ class Service:
             "buttons": [*power, *["replug"] * driver.capabilities.hid_reset],
             "run": self.operator.folder.name if self.operator.folder else None,
         }  # fmt: skip
+        if isinstance(driver, AbsentDriver):
+            status["lacks"] = driver.lacks.sentence
         if self.suggestion is not None:
             status |= {"suggestion": self.suggestion.task, "notice": self.suggestion.notice}
         if control is not None:
@@ -340,38 +383,3 @@ def _summary(folder: Path) -> dict[str, Any]:
                 case "state":
                     summary["state"] = event["state"]
     return summary
-
-
-async def _until(end: asyncio.Event, items: AsyncGenerator[T]) -> AsyncIterator[T]:
-    """Endless items, until `end`."""
-    ending = asyncio.ensure_future(end.wait())
-    coming = asyncio.ensure_future(anext(items))
-    try:
-        while True:
-            await asyncio.wait([ending, coming], return_when=asyncio.FIRST_COMPLETED)
-            if ending.done():
-                return
-            yield coming.result()
-            coming = asyncio.ensure_future(anext(items))
-    finally:
-        ending.cancel()
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
-        await items.aclose()
-
-
-async def _body(request: Request, kind: type[T]) -> T:
-    """The JSON body; RequestError-like messages for what does not fit."""
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _MOST_BODY:
-            raise StateError("The request is too large.")
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise AgentError(f"The request does not fit: {error}.") from None
-
-
-def _error(status: int, text: str) -> Response:
-    return JSONResponse({"error": text}, status)

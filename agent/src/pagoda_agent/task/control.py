@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
 
+import msgspec
+
 from pagoda_agent.base.errors import AgentError
 from pagoda_agent.consent.policy import Category
 from pagoda_agent.consent.reasons import Reason
@@ -318,7 +320,9 @@ class Control:
         self._stepping = None
         self.state = state
         self.budget.pause()
-        self.reason = self.recorder.tell("state", state=state, reason=reason)["reason"]
+        spent = msgspec.to_builtins(self.budget.spent)
+        told = self.recorder.tell("state", state=state, reason=reason, spent=spent)
+        self.reason = told["reason"]
 
     def _enter(self, state: State, reason: str = "", **fields: object) -> None:
         """A state in which the task goes on. Raises JournalError, and the state stays."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pagoda_agent.base.errors import ConfigError
+from pagoda_agent.dialects.rules import BUILT_IN, FORMAT
 from pagoda_agent.drivers.base import Capabilities
 from pagoda_agent.models.dialogue import Dialect, Message, Picture, Reply
 
@@ -29,10 +30,11 @@ def system_text(
     capabilities: Capabilities,
     prompt: str = "",
     secret_names: Sequence[str] = (),
+    own: str = "",
 ) -> str:
-    """The system prompt: the dialect's instructions, which the user must not change, and then
-    the user's own `prompt`."""
-    parts = [dialect.instructions(screen, capabilities)]
+    """The system prompt: `own`, or the built-in one, with the dialect's instructions in the place
+    that it has for them, and then the user's `prompt`."""
+    parts = [(own or BUILT_IN).replace(FORMAT, dialect.instructions(screen, capabilities))]
     if secret_names:
         listed = ", ".join(f"{{{{secret:{name}}}}}" for name in secret_names)
         parts.append(f"Placeholders that you may type: {listed}.")

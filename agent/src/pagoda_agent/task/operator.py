@@ -146,14 +146,22 @@ class Operator:
         for one that cannot be had; nothing has changed then.
         """
         if settings.driver != self.settings.driver:
-            if self.busy:
-                raise StateError("A task is going on; the computer can be changed when it is over.")
-            self._moving = True
-            try:
-                await self._move_to(self.make_driver(settings.driver))
-            finally:
-                self._moving = False
+            await self._change_to(settings.driver)
         self.settings = settings
+
+    async def connect(self) -> None:
+        """Take the settings' computer, whose driver lacked something when the agent started.
+        Raises as `configure`."""
+        await self._change_to(self.settings.driver)
+
+    async def _change_to(self, url: str) -> None:
+        if self.busy:
+            raise StateError("A task is going on; the computer can be changed when it is over.")
+        self._moving = True
+        try:
+            await self._move_to(self.make_driver(url))
+        finally:
+            self._moving = False
 
     async def _move_to(self, driver: Driver) -> None:
         # Another way to the same computer goes with the claim that is held.
@@ -242,7 +250,7 @@ class Operator:
         screen = profile.picture_size(await settled(driver, self.settle))
         instruct = partial(
             system_text, dialect, capabilities=driver.capabilities, prompt=settings.prompt,
-            secret_names=secrets.names,
+            secret_names=secrets.names, own=settings.system_prompt,
         )  # fmt: skip
         history = History(
             dialect, instruct(screen), run.task, pictures=profile.pictures,
@@ -262,7 +270,7 @@ class Operator:
         try:
             recorder.record(
                 "resumed" if run.number else "start", task=run.task, model=name,
-                profile=profile.name, driver=driver.name, run=folder.name,
+                profile=profile.name, driver=driver.name, run=folder.name, system=history.system,
             )  # fmt: skip
         except JournalError:
             recorder.journal.close()

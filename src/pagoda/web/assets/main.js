@@ -1,5 +1,7 @@
 // Puts the page together.
 
+import { setUpAgent } from "./agent.js";
+import "./agent_words.js";
 import { ask } from "./ask.js";
 import { ChatPane } from "./chat.js";
 import "./chat_words.js";
@@ -70,6 +72,7 @@ function showOptions() {
 }
 
 function setUpOptions() {
+  setUpAgent(() => picker.name);
   const changed = () => {
     pane.saveOptions();
     showOptions();

@@ -129,6 +129,7 @@ export class Picker {
     this.select.replaceChildren(...options);
     this.select.value = this.name;
     this.select.classList.toggle("single", options.length < 2);
+    byId("open-agent").hidden = !this.sees;
     const news = this.news.get(this.name);
     const own = this.state === "unreachable" ? null : (news?.status ?? this.card?.status?.value);
     this.shown = own ? stateOf(own) : this.state;

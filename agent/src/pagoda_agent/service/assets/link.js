@@ -12,10 +12,14 @@ const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, mil
 
 async function ask(path, options) {
   const reply = await fetch(`api/${path}`, options);
+  if (!reply.ok) throw await failure(reply);
+  return reply.json().catch(() => ({}));
+}
+
+async function failure(reply) {
   const body = await reply.json().catch(() => ({}));
-  if (reply.ok) return body;
   const english = body.error ?? `${reply.status} ${reply.statusText}`;
-  throw Object.assign(new Error(said(english)), { english });
+  return Object.assign(new Error(said(english)), { english });
 }
 
 export const get = (path) => ask(path);
@@ -29,6 +33,15 @@ export const post = (path, body = {}) =>
 
 export const frameUrl = (run, file) =>
   `api/runs/${encodeURIComponent(run)}/frames/${encodeURIComponent(file)}`;
+
+/** Post, and hand each event of the answer to `take`. */
+export async function postForEvents(path, body, signal, take) {
+  const headers = { "Content-Type": "application/json" };
+  const options = { method: "POST", headers, body: JSON.stringify(body), signal };
+  const reply = await fetch(`api/${path}`, options);
+  if (!reply.ok) throw await failure(reply);
+  await readEvents(reply.body, take);
+}
 
 async function readEvents(body, take) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();

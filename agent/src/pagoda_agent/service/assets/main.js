@@ -39,12 +39,14 @@ const transcript = new Transcript(byId("transcript"), (step) => {
 new History({
   current: () => (ACTIVE.includes(shown.state) ? transcript.run : ""),
 });
-new SettingsDialog({
+const settingsDialog = new SettingsDialog({
   changed: (values) => {
     agent.settings = values;
     refreshMeter();
+    refreshNotice();
   },
   restyled: restyle,
+  installed: refreshNotice,
 });
 
 function restyle() {
@@ -101,11 +103,26 @@ async function refreshMeter() {
   const { input_tokens: read, output_tokens: written } = spent.usage;
   const parts = [
     t("rounds", { used: spent.rounds, cap: agent.settings.max_rounds }),
-    t("tokens", { count: (read + written).toLocaleString() }),
+    read + written ? t("tokens", { count: (read + written).toLocaleString() }) : "",
     spent.cost ? t("cost", { sum: spent.cost.toFixed(4) }) : "",
     t("seconds", { count: Math.round(spent.seconds) }),
   ];
   byId("meter").textContent = parts.filter(Boolean).join(" · ");
+}
+
+/** What is to be known of this agent, or what its computer's driver lacks. */
+function showNotice({ notice = "", lacks = "" }) {
+  const node = byId("notice");
+  node.hidden = !notice && !lacks;
+  node.replaceChildren(said(lacks || notice));
+  if (!lacks) return;
+  const open = () => settingsDialog.open();
+  node.append(" ", el("button", { type: "button", onclick: open }, t("openInstall")));
+}
+
+async function refreshNotice() {
+  const status = await get("status").catch(() => null);
+  if (status) showNotice(status);
 }
 
 const isGoing = () => ACTIVE.includes(shown.state) && shown.state !== "paused";
@@ -191,8 +208,7 @@ async function opened() {
   if (status) {
     showState(status.state, status.question);
     composer.suggest(status.suggestion);
-    byId("notice").hidden = !status.notice;
-    byId("notice").textContent = said(status.notice ?? "");
+    showNotice(status);
   }
   await refreshMeter();
 }

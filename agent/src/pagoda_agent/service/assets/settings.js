@@ -5,7 +5,9 @@ import { byId, el, toast } from "./dom.js";
 import { saveSettings, settings as own } from "./store.js";
 import { t } from "./words.js";
 import { categoryWords } from "./consent.js";
+import { Install } from "./install.js";
 import { get, post } from "./link.js";
+import { Prompt } from "./prompt.js";
 
 const DECISIONS = {
   "": "byLevel",
@@ -25,11 +27,14 @@ const NAMED = [
 ];
 
 export class SettingsDialog {
-  /** `changed` is called with new settings of the agent, `restyled` after a new theme or language. */
-  constructor({ changed, restyled }) {
+  /** `changed` is called with new settings of the agent, `restyled` after a new theme or language,
+   * `installed` after a driver's packages were installed. */
+  constructor({ changed, restyled, installed }) {
     this.changed = changed;
     this.dialog = byId("settings");
     this.fields = [...this.dialog.querySelectorAll("[data-field]")];
+    this.install = new Install(this.field("driver"), installed);
+    this.prompt = new Prompt(this.field("system_prompt"));
     for (const field of this.dialog.querySelectorAll("[data-setting]")) {
       field.value = own[field.dataset.setting];
       field.addEventListener("change", () => {
@@ -45,9 +50,15 @@ export class SettingsDialog {
     });
   }
 
+  field(name) {
+    return this.fields.find(({ dataset }) => dataset.field === name);
+  }
+
   async open() {
     try {
+      this.prompt.learn(await get("prompt"));
       this.fill(await get("settings"));
+      await this.install.refresh();
       this.offer((await get("status")).buttons);
     } catch (error) {
       toast(error.message);
@@ -60,6 +71,7 @@ export class SettingsDialog {
     this.before = values;
     this.showError({});
     for (const field of this.fields) field.value = this.text(field);
+    this.prompt.show();
     const key = this.dialog.querySelector("[data-field=api_key]");
     key.placeholder = values.api_key ? t("keySet", { end: values.api_key }) : t("keyNone");
     byId("forget-key").checked = false;
@@ -80,6 +92,7 @@ export class SettingsDialog {
   text({ dataset: { field, kind } }) {
     const value = this.before[field];
     if (field === "api_key") return "";
+    if (field === "system_prompt") return value || this.prompt.builtIn;
     return kind === "lines" ? value.join("\n") : String(value ?? "");
   }
 
@@ -96,6 +109,7 @@ export class SettingsDialog {
     for (const field of this.fields) {
       if (field.value !== this.text(field)) changes[field.dataset.field] = valueOf(field);
     }
+    if ("system_prompt" in changes) changes.system_prompt = this.prompt.value;
     if (byId("forget-key").checked) changes.api_key = "";
     const choices = [...this.dialog.querySelectorAll("[data-category]")];
     const own = choices.filter((node) => node.value);
@@ -122,12 +136,12 @@ export class SettingsDialog {
     for (const node of this.dialog.querySelectorAll(".field-wrong")) node.remove();
     const named = NAMED.find(([words]) => words.test(english))?.[1];
     const wrong = named ?? english.match(/[a-z]+(_[a-z]+)+/)?.[0];
-    const fieldOf = (name) => this.fields.find(({ dataset }) => dataset.field === name);
-    const field = fieldOf(wrong) ?? fieldOf(likely);
+    const field = this.field(wrong) ?? this.field(likely);
     const general = byId("settings-wrong");
     general.hidden = !text || Boolean(field);
     general.textContent = text;
     if (!field) return;
+    field.closest("details")?.setAttribute("open", "");
     field.after(el("span", { class: "wrong field-wrong", role: "alert" }, text));
     field.focus();
   }

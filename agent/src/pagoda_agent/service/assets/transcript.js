@@ -37,11 +37,13 @@ export class Transcript {
         this.clear();
         this.run = event.run;
         this.note("user", t("task"), event.task);
+        this.told(event);
         break;
       case "resumed":
         this.stopWaiting();
         this.run = event.run;
         this.note("plain", t("resumed"), event.task);
+        this.told(event);
         break;
       case "step":
         this.begin(event);
@@ -82,6 +84,31 @@ export class Transcript {
     const node = el("div", { class: `note ${kind}` }, el("b", {}, title));
     if (text) node.append(el("p", {}, text));
     this.root.append(node);
+  }
+
+  /** The system prompt, below the task; runs of before have none. */
+  told({ system }) {
+    if (!system) return;
+    const summary = el("summary", {}, t("systemText"));
+    this.root.lastChild.append(el("details", {}, summary, el("pre", {}, system)));
+  }
+
+  /** What the run took, below its end. */
+  used({ usage, rounds, cost }) {
+    const count = (number) => number.toLocaleString();
+    const parts = [
+      t(rounds === 1 ? "usedRound" : "usedRounds", { rounds }),
+      usage.input_tokens + usage.output_tokens
+        ? t("usedTokens", {
+            read: count(usage.input_tokens),
+            cached: count(usage.cached_tokens),
+            written: count(usage.output_tokens),
+          })
+        : t("usedUnknown"),
+      cost ? t("cost", { sum: cost.toFixed(4) }) : "",
+    ];
+    const text = parts.filter(Boolean).join(" · ");
+    this.root.lastChild.append(el("p", { class: "used" }, text));
   }
 
   begin({ step, frame }) {
@@ -161,5 +188,7 @@ export class Transcript {
     } else if (state === "done") this.note(state, t("state_done"), reason);
     else if (OVER.includes(state)) this.note(state, t(`state_${state}`), said(reason));
     else if (state === "paused") this.note("plain", t("state_paused"), said(reason));
+    // Runs of before do not say it.
+    if (OVER.includes(state) && event.spent?.rounds) this.used(event.spent);
   }
 }
