@@ -46,7 +46,9 @@ def _routes(operations: list[Operation]) -> Iterator[str]:
     for method, path, operation in operations:
         body = _body(operation)
         name = "" if body is None else body.__name__
-        link = f"[{name}](#{name.lower()})" if name else ""
+        # A body of any form has no table of fields.
+        described = body is not None and any(_rows(body, _peers([path])))
+        link = f"[{name}](#{name.lower()})" if described else name
         text = " ".join(operation.get("description", "").split())
         yield f"| `{method} {path}` | {_known(path)} | {link} | {text} |"
 
