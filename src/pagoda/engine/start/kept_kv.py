@@ -57,8 +57,11 @@ class KeptKV:
         log.info("%s", prefixes.restored())
         return prefixes
 
-    def transfers(self, config: KVTransferConfig, replica: int) -> KVTransfers | None:
+    def transfers(
+        self, config: KVTransferConfig, replica: int, siblings: int
+    ) -> KVTransfers | None:
         """What gives blocks to other engines and takes theirs; of that one of a model's engines.
+        `siblings` as of a `MemoryRoom`.
         ConfigError where there can be none."""
         if not config.is_on:
             return None
@@ -80,7 +83,7 @@ class KeptKV:
         )
         return KVTransfers(
             config, self._cache, self._store, blocks_of=contents,
-            max_model_len=model.max_model_len, replica=replica,
+            max_model_len=model.max_model_len, replica=replica, siblings=siblings,
         )  # fmt: skip
 
     @property
