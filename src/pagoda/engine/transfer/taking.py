@@ -168,8 +168,9 @@ class Taker:
         self.seconds += seconds
         if fetch.failure is None:
             log.debug(
-                "%d KV blocks (%s) came from %s in %.3f s.",
-                fetch.num_taken, format_bytes(fetch.nbytes), fetch.peer.where, seconds,
+                "%d tokens of %s (%d KV blocks, %s) came from %s in %.3f s.",
+                self.num_here(fetch.hashes), fetch.req_ids[0], fetch.num_taken,
+                format_bytes(fetch.nbytes), fetch.peer.where, seconds,
             )  # fmt: skip
             return
         self.failures[fetch.failure.reason] += 1
