@@ -187,14 +187,6 @@ def test_what_came_is_given_on(beside, expected):
     beside.old = oldest
 
 
-def test_engines_of_a_server_know_each_other(beside, tiny_model):
-    config = beside.old._transfers.giver._config
-    assert config.siblings_of(1, 3) == [], "they took any port"
-    fixed = type(config)(**{**config.__dict__, "kv_port": 14600})
-    assert fixed.siblings_of(1, 3) == [("127.0.0.1", 14600), ("127.0.0.1", 14602)]
-    assert fixed.siblings_of(1, 0) == []
-
-
 def test_a_list_is_bounded(beside):
     """By what was asked for, and by the length of a message."""
     beside.serve(PROMPT)
