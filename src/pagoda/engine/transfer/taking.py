@@ -49,7 +49,7 @@ class Taker:
 
     @property
     def unit_bytes(self) -> int:
-        """Of one block in every kind of attention."""
+        """Bytes of one block in every kind of attention."""
         return self._cache.unit_bytes
 
     @property

@@ -82,7 +82,7 @@ class Done(msgspec.Struct, tag=True):
 
 class ListTexts(msgspec.Struct, tag=True):
     most_bytes: int
-    """Of the blocks of the texts that are told."""
+    """The blocks of the texts that are told have no more bytes."""
 
 
 class Texts(msgspec.Struct, tag=True):
