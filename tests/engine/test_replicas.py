@@ -149,6 +149,29 @@ async def test_a_stream_goes_on_where_it_was_when_its_engine_dies(tmp_path):
 
 
 @in_virtual_time
+async def test_the_next_process_hears_that_the_others_serve(tmp_path):
+    config = EngineConfig(parallel=ParallelConfig(data_parallel_size=2))
+    started: list[MemoryRoom] = []
+
+    def spawn(config, options):
+        started.append(options.room)
+        return FakeChild(tmp_path / str(len(started)))
+
+    engines = [
+        Replica(config, LaunchOptions(room=MemoryRoom(replica=index)), spawn) for index in (0, 1)
+    ]
+    client = Replicas(config, engines)
+    for engine in engines:
+        engine._attach()
+        engine._child.say(READY)
+    await client.wait_ready(1, lambda step: None)
+    engines[1]._child.exit(1)
+    await asyncio.sleep(0.2)
+    assert [(room.replica, room.siblings) for room in started] == [(0, 0), (1, 0), (1, 2)]
+    await client.shutdown()
+
+
+@in_virtual_time
 async def test_log_probabilities_are_told_once(tmp_path):
     rig = Rig(tmp_path)
     await rig.serve()

@@ -15,7 +15,7 @@ from pagoda.engine.processes.queue_limit import QueueLimit
 from pagoda.engine.served.fleet import Fleet
 from pagoda.server.app import create_app
 from pagoda.server.http.listen import listen
-from pagoda.server.stats import throughput_line
+from pagoda.server.stats import throughput_line, transfer_line
 from pagoda.text.parsers.select import parser_for
 from pagoda.version import __version__
 from tests.server.conftest import RunningServer, wait_until
@@ -444,6 +444,20 @@ def test_no_throughput_line_when_idle_and_after_a_restart() -> None:
     restarted = EngineStats(generation_tokens=10, num_steps=1)
     line = throughput_line(0, idle, restarted, 10.0, gpu=False)
     assert line is not None and "generation throughput: 1.0 tokens/s" in line
+
+
+def test_transfer_line() -> None:
+    earlier = EngineStats(kv_fetches=2, kv_fetch_seconds=1.0, kv_fetched_bytes=1 << 20)
+    stats = EngineStats(
+        kv_fetches=4, kv_fetch_seconds=1.5, kv_fetched_bytes=3 << 20, kv_sent_bytes=1 << 20
+    )
+    assert transfer_line(earlier, stats) == (
+        "KV transfers: 2.00 MiB came, 1.00 MiB were fetched by others; "
+        "2 prompts waited, 250 ms on average"
+    )
+    assert transfer_line(stats, stats) is None
+    warmed = EngineStats(kv_fetched_bytes=1 << 20)
+    assert transfer_line(None, warmed) is not None, "nobody waited"
 
 
 @pytest.mark.parametrize("module", ["app", "launch", "lifecycle"])

@@ -1,7 +1,9 @@
 """Two servers of the default model: one computes prompts, the other goes on, by the two requests of
 vLLM's proxies; and what happens to a transfer that does not come to its end."""
 
+import json
 import os
+import re
 import signal
 import threading
 
@@ -20,11 +22,11 @@ FIRST = {
 }  # fmt: skip
 
 
-def moves(role: str) -> tuple[str, str]:
-    return (
-        "--kv-transfer-config",
-        f'{{"kv_connector": "pagoda", "kv_role": "{role}", "kv_port": 0}}',
-    )
+def moves(role: str, **extra: object) -> tuple[str, str]:
+    config = {
+        "kv_connector": "pagoda", "kv_role": role, "kv_port": 0, "kv_connector_extra_config": extra,
+    }  # fmt: skip
+    return "--kv-transfer-config", json.dumps(config)
 
 
 @pytest.fixture
@@ -87,6 +89,22 @@ def test_two_servers_answer_as_one(servers):
         f"{consumer.url}/v1/completions", json=completion("x", kv_transfer_params=FIRST)
     )
     assert refused.status_code == 400 and "kv_producer" in refused.json()["error"]["message"]
+
+
+def test_a_new_server_begins_with_what_another_has(serve, smollm2_gguf):
+    flags = (smollm2_gguf, "--max-model-len", "1024", "--kv-cache-memory-bytes", "64M")
+    body = completion("shared", temperature=0)
+    old = serve(*flags, *moves("kv_both"))
+    old.wait_ready(120)
+    said, cached = told(post(old, "/v1/completions", body))
+    assert cached == 0
+    (port,) = re.findall(r"KV blocks can be fetched at 127.0.0.1 port (\d+)", "\n".join(old.log))
+    new = serve(*flags, *moves("kv_both", warm_from=[f"127.0.0.1:{port}"]))
+    new.wait_ready(120)
+    wait_until(lambda: any("The prefix cache was warmed" in line for line in new.log))
+    again, cached = told(post(new, "/v1/completions", body))
+    assert again == said and cached > 500
+    assert metric(new, "kv_transfers_total") == 0, "the request waited for nothing"
 
 
 def test_a_transfer_that_does_not_come_to_its_end(servers):

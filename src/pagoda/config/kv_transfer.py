@@ -48,6 +48,18 @@ class KVTransferConfig:
         return float(self.kv_connector_extra_config.get("hold_seconds", 60))
 
     @property
+    def warm_from(self) -> list[tuple[str, int]]:
+        """Hosts and ports of engines from whose prefixes a new one fills its cache."""
+        return [_address(each) for each in self.kv_connector_extra_config.get("warm_from", ())]
+
+    def siblings_of(self, replica: int, count: int) -> list[tuple[str, int]]:
+        """Where the others of a model's `count` engines give their blocks; nowhere that is known
+        if they took any port, or give none."""
+        if not self.kv_port or not self.produces:
+            return []
+        return [(self.kv_ip, self.kv_port + at) for at in range(count) if at != replica]
+
+    @property
     def secret_file(self) -> str | None:
         """A file with the secret that both sides know; None: there is none, or the environment
         has it."""
@@ -74,7 +86,10 @@ def kv_transfer(given: Mapping[str, Any]) -> KVTransferConfig:
         raise _wrong(f"kv_role is {given.get('kv_role')!r}; it is one of {', '.join(_ROLES)}")
     _check_address(values)
     _check_extra(values.get("kv_connector_extra_config", {}))
-    return KVTransferConfig(**values)
+    config = KVTransferConfig(**values)
+    if config.warm_from and not config.consumes:
+        raise _wrong("warm_from is for a kv_consumer or kv_both, and this is a kv_producer")
+    return config
 
 
 def is_local(host: str) -> bool:
@@ -106,11 +121,23 @@ def _check_extra(extra: object) -> None:
         elif key == "secret_file":
             if not isinstance(value, str):
                 raise _wrong(f"secret_file is {value!r}; it takes a path")
+        elif key == "warm_from":
+            if not isinstance(value, list):
+                raise _wrong(f'warm_from is {value!r}; it takes a list such as ["10.0.0.7:14579"]')
+            for each in value:
+                _address(each)
         else:
             raise _wrong(
                 f"{key!r} of kv_connector_extra_config is not known; known are hold_seconds, "
-                "secret_file"
+                "secret_file, warm_from"
             )
+
+
+def _address(text: object) -> tuple[str, int]:
+    host, _, port = str(text).rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise _wrong(f"warm_from has {text!r}; it takes a host and a port, such as 10.0.0.7:14579")
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _wrong(said: str) -> ConfigError:

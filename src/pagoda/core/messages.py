@@ -115,7 +115,7 @@ class AddRequest(msgspec.Struct, kw_only=True, tag=True):
     cache_salt: str | None = None
     session: str | None = None
     """Requests of one conversation or task say the same; None: nothing is known. It changes only
-    what of the cache is evicted first."""
+    what of the cache is evicted first, and which replica is asked."""
     agent: str | None = None
     """Which subagent of the session asks; None: the main one."""
     priority: int = 0

@@ -55,12 +55,17 @@ class LeastLoaded:
 _PER_REQUEST = 64
 """Tokens of a prompt: a request that runs at a replica slows others as much as computing them
 would."""
+_STAYS = 4 * _PER_REQUEST
+"""A session's next request costs so many tokens less where its last one went: parts of its prompt
+may be known there that this one's beginning does not show."""
+_MOST_SESSIONS = 1 << 14
 
 
 class PrefixAware:
     """Where the least is left to do: the tokens of the prompt that a replica would compute, plus
-    `_PER_REQUEST` for each request that runs there. A beginning that all prompts share is soon at
-    each replica, and a long one that a few share stays where it is. One that is full comes last.
+    `_PER_REQUEST` for each request that runs there, minus `_STAYS` where the request's session was
+    last. A beginning that all prompts share is soon at each replica, and a long one that a few
+    share stays where it is. One that is full comes last, whoever was there.
 
     What lies where is remembered from the prompts that were sent, as many blocks of each replica as
     its cache holds, those used last; replicas are not asked.
@@ -69,6 +74,8 @@ class PrefixAware:
     def __init__(self, block_size: int):
         self._block_size = block_size
         self._known: list[OrderedDict[bytes, None]] = []
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        """Where each was last; those that asked least lately are forgotten."""
 
     def choose(self, request: AddRequest, replicas: Sequence[ReplicaLoad]) -> int:
         while len(self._known) < len(replicas):
@@ -76,16 +83,28 @@ class PrefixAware:
         prompt = request.prompt_token_ids
         hashes = BlockHashes.of(request, self._block_size)
         names = hashes.extend(prompt, len(prompt) // self._block_size)
+        stays_at = self._sessions.get(request.session or "")
         costs = [
             (
                 load.share >= 1,
-                _PER_REQUEST * load.requests - self._num_known(place, names) * self._block_size,
+                _PER_REQUEST * load.requests
+                - self._num_known(place, names) * self._block_size
+                - _STAYS * (place == stays_at),
             )
             for place, load in enumerate(replicas)
         ]
         place = costs.index(min(costs))
+        self._settle(request.session, place)
         self._remember(place, names, replicas[place].kv_tokens // self._block_size)
         return place
+
+    def _settle(self, session: str | None, place: int) -> None:
+        if not session:
+            return
+        self._sessions[session] = place
+        self._sessions.move_to_end(session)
+        if len(self._sessions) > _MOST_SESSIONS:
+            self._sessions.popitem(last=False)
 
     def _num_known(self, place: int, names: Sequence[bytes]) -> int:
         """Blocks of a prompt that a replica has, from its start on."""

@@ -76,7 +76,7 @@ class KeptPrefixes:
         self._unsettled: deque[_Waiting] = deque(maxlen=_MOST_WAITING)
         """Those of others."""
         self._step = 0
-        cache.on_cached = self._note
+        cache.on_cached.append(self._note)
 
     def restored(self) -> str:
         """As `restore`: a line for the log that says what came of it."""
@@ -123,7 +123,7 @@ class KeptPrefixes:
 
     def close(self) -> None:
         """Write what is not written yet, and wait until it is."""
-        self._cache.on_cached = lambda block, parent: None
+        self._cache.on_cached.remove(self._note)
         self._settled += self._unsettled
         self._unsettled.clear()
         while self._settled and not self._journal.is_broken:
@@ -189,7 +189,8 @@ class KeptPrefixes:
         for entry in reversed(chosen):
             if not entry.is_whole:
                 continue
-            block = self._cache.adopt(entry.group, entry.hash, from_disk=True)
+            parent = b"" if entry.parent == _NO_PARENT else entry.parent
+            block = self._cache.adopt(entry.group, entry.hash, parent, from_disk=True)
             if block is not None:
                 self._store.write_blocks(entry.group, [block], entry.data[None])
                 adopted += 1

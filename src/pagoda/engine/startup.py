@@ -171,7 +171,7 @@ def _make_engine(start: _Start, room: MemoryRoom | None) -> tuple[EngineCore, En
         [start.files] if start.draft is None else [start.files, start.draft.files],
         partial(start.libraries.result().kv_scales_digest, model),
     )
-    transfers = kept.transfers(start.config.cache.kv_transfer, replica)
+    transfers = kept.transfers(start.config.cache.kv_transfer, room or MemoryRoom())
     with phases.timed("read kept KV") if kept.on_disk else nullcontext():
         prefixes = kept.prefixes()
     core = EngineCore(

@@ -1,5 +1,5 @@
 """Lines that vLLM's users know, every ten seconds while there is work: throughput, and what came of
-guessed tokens."""
+guessed tokens; and KV blocks that moved between engines."""
 
 import asyncio
 import time
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes
 from pagoda.core.messages import EngineStats
 from pagoda.engine.served.model import ServedModel
 from pagoda.server.engine_metrics import kv_usage
@@ -34,6 +35,7 @@ async def log_stats(models: Callable[[], list[ServedModel]], interval: float = I
             for line in (
                 throughput_line(position, last, stats, now - then, gpu=_gpu(served)),
                 speculation_line(last, stats, now - then),
+                transfer_line(last, stats),
             ):
                 if line is not None:
                     _log.info("%s", line)
@@ -84,6 +86,21 @@ def speculation_line(earlier: EngineStats | None, stats: EngineStats, seconds: f
         f"Drafted: {drafted} tokens, "
         f"Per-position acceptance rate: {', '.join(by_place)}, "
         f"Avg Draft acceptance rate: {accepted / drafted:.1%}"
+    )
+
+
+def transfer_line(earlier: EngineStats | None, stats: EngineStats) -> str | None:
+    """None when no blocks moved since `earlier`."""
+    earlier = _baseline(earlier, stats)
+    came = stats.kv_fetched_bytes - earlier.kv_fetched_bytes
+    left = stats.kv_sent_bytes - earlier.kv_sent_bytes
+    if not (came or left):
+        return None
+    fetches = stats.kv_fetches - earlier.kv_fetches
+    waited = 1000 * (stats.kv_fetch_seconds - earlier.kv_fetch_seconds) / max(1, fetches)
+    return (
+        f"KV transfers: {format_bytes(came)} came, {format_bytes(left)} were fetched by others; "
+        f"{fetches} prompts waited, {waited:.0f} ms on average"
     )
 
 

@@ -54,12 +54,34 @@ def test_roles(role, parts):
         ({**PAGODA, "kv_connector_extra_config": {"backends": ["UCX"]}}, "'backends' of"),
         ({**PAGODA, "kv_connector_extra_config": {"hold_seconds": 0}}, "a number above 0"),
         ({**PAGODA, "kv_connector_extra_config": {"secret_file": 1}}, "it takes a path"),
+        ({**PAGODA, "kv_connector_extra_config": {"warm_from": "h:1"}}, "it takes a list such as"),
+        ({**PAGODA, "kv_connector_extra_config": {"warm_from": ["host"]}}, "a host and a port"),
+        ({**PAGODA, "kv_connector_extra_config": {"warm_from": ["h:70000"]}}, "a host and a port"),
+        ({**PAGODA, "kv_connector_extra_config": {"warm_from": [":80"]}}, "a host and a port"),
+        (
+            {
+                **PAGODA,
+                "kv_role": "kv_producer",
+                "kv_connector_extra_config": {"warm_from": ["h:1"]},
+            },
+            "warm_from is for a kv_consumer or kv_both",
+        ),
         ({**PAGODA, "kv_connector_extra_config": []}, "it takes a JSON object"),
     ],
 )
 def test_what_is_wrong_is_named(config, said):
     with pytest.raises(ConfigError, match=f"--kv-transfer-config: .*{said}"):
         CacheConfig(kv_transfer_config=config)
+
+
+def test_whom_a_new_engine_asks():
+    extra = {"warm_from": ["10.0.0.7:14579", "[::1]:80"]}
+    config = kv_transfer({**PAGODA, "kv_connector_extra_config": extra})
+    assert config.warm_from == [("10.0.0.7", 14579), ("::1", 80)]
+    assert config.siblings_of(1, 3) == [("127.0.0.1", 14579), ("127.0.0.1", 14581)]
+    assert config.siblings_of(0, 0) == [], "the others do not serve yet"
+    for change in ({"kv_port": 0}, {"kv_role": "kv_consumer"}):
+        assert kv_transfer({**PAGODA, **change}).siblings_of(1, 3) == []
 
 
 def test_it_needs_a_prefix_cache():

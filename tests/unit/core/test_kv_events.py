@@ -195,7 +195,7 @@ def test_blocks_from_disk_are_told_of_when_their_text_is_known():
     events.take()
     names = BlockHashes(SIZE).extend(TEXTS[0], 4)
     for name in names:
-        assert scheduler.kv.adopt(0, name) is not None
+        assert scheduler.kv.adopt(0, name, b"") is not None
     assert events.take() == []
     request = list(TEXTS[0][:13])
     for index, name in enumerate(names[:3]):

@@ -52,9 +52,9 @@ class KVCacheManager:
             raise CapacityError(
                 f"The KV cache has {num_slabs} blocks; it needs two at least. Give it more memory."
             )
-        self.on_cached: Callable[[CachedBlock, bytes], object] = lambda block, parent: None
-        """Told of each block that is computed and in the prefix cache, with the hash of the one
-        before it (empty where there is none)."""
+        self.on_cached: list[Callable[[CachedBlock, bytes], object]] = []
+        """Told of each block that is cached from now on, with the hash of the one before it in its
+        text (empty where there is none)."""
         self.watcher: CacheWatcher | None = None
         self._open: dict[int, BlockTables] = {}
         attention = attention_groups(groups)
@@ -64,8 +64,7 @@ class KVCacheManager:
         """Whether blocks are given back while their request goes on."""
         self.has_states = len(attention) < len(groups)
         """Whether the model has recurrent layers."""
-        sizes = self.layout.block_bytes
-        self.unit_bytes = sum(sizes[: len(attention)]) or 1
+        self.unit_bytes = sum(self.layout.block_bytes[: len(attention)]) or 1
         """Bytes of one block in every attention group."""
 
     def watch(self, watcher: CacheWatcher) -> None:
@@ -141,12 +140,8 @@ class KVCacheManager:
 
     def bytes_shared(self, hit: PrefixHit) -> int:
         """Bytes of the hit's blocks that somebody holds already, so that they cost nothing."""
-        total = 0
-        for pool, table, size in zip(
-            self._pools.pools, hit.tables, self.layout.block_bytes, strict=True
-        ):
-            total += size * sum(pool.ref_counts[block] > 0 for block in table)
-        return total
+        parts = zip(self._pools.pools, hit.tables, self.layout.block_bytes, strict=True)
+        return sum(size * sum(pool.ref_counts[b] > 0 for b in table) for pool, table, size in parts)
 
     def attach(self, tables: BlockTables, hit: PrefixHit) -> bool:
         """Start empty tables with the blocks of a hit; False, with nothing changed, where there is
@@ -378,7 +373,8 @@ class KVCacheManager:
         if self.watcher is not None:
             self.watcher.name(tables.owner, hashes, index)
         parent = hashes[index - 1] if index else b""
-        self.on_cached(CachedBlock(group, hashes[index], block), parent)
+        for tell in self.on_cached:
+            tell(CachedBlock(group, hashes[index], block), parent)
 
     def _forget_state(self, block_hash: bytes, block: int) -> None:
         """Unless somebody uses it, or it is something else by now."""
@@ -453,9 +449,12 @@ class KVCacheManager:
         """The block of the pool that is cached under a hash."""
         return self._cache.block_of(group, block_hash)
 
-    def adopt(self, group: int, block_hash: bytes, *, from_disk: bool = False) -> int | None:
-        """A free block that is in the prefix cache under a hash from now on, for the caller to
-        fill before anything else happens; None where the hash is known or no block is free.
+    def adopt(
+        self, group: int, block_hash: bytes, parent: bytes, *, from_disk: bool = False
+    ) -> int | None:
+        """A free block that is in a group's prefix cache under a hash from now on, for the caller
+        to fill before anything else happens; None where the hash is known or no block is free.
+        `parent`: as `on_cached` is told.
 
         It is evicted later than what was adopted before it. What makes room for it does not go to
         the host's memory: no step would copy that before it is filled.
@@ -471,6 +470,8 @@ class KVCacheManager:
         if from_disk:
             self._cache.from_disk.add(block_hash)
         self._pools.release(group, found)
+        for tell in self.on_cached:
+            tell(CachedBlock(group, block_hash, found[0]), parent)
         return found[0]
 
     def reset_prefix_cache(self) -> bool:

@@ -38,6 +38,8 @@ class MemoryRoom(msgspec.Struct):
     """Those before are other replicas'."""
     replica: int = 0
     """Which of them this one is."""
+    siblings: int = 0
+    """How many of them there are, itself included, where the others serve already; else 0."""
     least_context: int = 0
     """With fewer tokens of context than this (or the model's own) there is no room for it."""
 

@@ -1,7 +1,9 @@
 """One of several engines of a model."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from pagoda.config.engine import EngineConfig
@@ -50,6 +52,11 @@ class Replica(EngineClient):
         self.serves()
 
     def _on_death(self, cause: str) -> None:
+        room = self._options.room
+        if room is not None:  # the next process may ask the others what they have
+            siblings = self.config.parallel.data_parallel_size
+            room = msgspec.structs.replace(room, siblings=siblings)
+            self._options = replace(self._options, room=room)
         self.lost(cause)
         super()._on_death(cause)
 

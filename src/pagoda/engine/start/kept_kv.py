@@ -8,6 +8,7 @@ from pagoda.base.log import get_logger
 from pagoda.config.kv_transfer import KVTransferConfig
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.engine.kv_disk import BlockStore, KeptPrefixes, block_contents, kv_disk
+from pagoda.engine.processes.transport import MemoryRoom
 from pagoda.engine.transfer.identity import blocks_of
 from pagoda.engine.transfer.link import KVTransfers
 from pagoda.kernels import cpu
@@ -57,8 +58,9 @@ class KeptKV:
         log.info("%s", prefixes.restored())
         return prefixes
 
-    def transfers(self, config: KVTransferConfig, replica: int) -> KVTransfers | None:
-        """What gives blocks to other engines and takes theirs; of that one of a model's engines.
+    def transfers(self, config: KVTransferConfig, room: MemoryRoom) -> KVTransfers | None:
+        """What gives blocks to other engines and takes theirs. `room` says which of a model's
+        engines it is.
         ConfigError where there can be none."""
         if not config.is_on:
             return None
@@ -80,7 +82,8 @@ class KeptKV:
         )
         return KVTransfers(
             config, self._cache, self._store, blocks_of=contents,
-            max_model_len=model.max_model_len, replica=replica,
+            max_model_len=model.max_model_len, replica=room.replica,
+            siblings=room.siblings,
         )  # fmt: skip
 
     @property

@@ -6,17 +6,16 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from pagoda.config.kv_transfer import is_local
 from pagoda.engine.kv_journal import HEAD_BYTES, Bytes, read_head
 from pagoda.engine.transfer import wire
+from pagoda.engine.transfer.peer import Peer, as_failure, connect, greet
 from pagoda.engine.transfer.wire import TransferError
 
-_CONNECT_SECONDS = 3.0
 # Connections that may break; what came before stays.
 _TRIES = 3
 _RETRY_SECONDS = 0.2
@@ -30,26 +29,23 @@ class Arrived(NamedTuple):
     data: Bytes
 
 
-class Peer(NamedTuple):
-    """Where to, and what both sides have to agree on."""
-
-    host: str
-    port: int
-    secret: bytes
-    blocks_of: Mapping[str, str]
-    sizes: Sequence[int]
-    """Bytes of a block, by group."""
-
-
 class Fetch:
-    """The blocks of one prompt that another engine has and this one has not."""
+    """The blocks of one text that another engine has and this one has not."""
 
     def __init__(
-        self, peer: Peer, hashes: Sequence[bytes], have: np.ndarray, arrive: Callable[[], None]
+        self,
+        peer: Peer,
+        hashes: Sequence[bytes],
+        have: np.ndarray,
+        arrive: Callable[[], None],
+        *,
+        warms: bool = False,
     ):
         """`have`: bool [groups, blocks], what is there already; a thread changes it. `arrive` is
-        called when there is something to `take`."""
+        called when there is something to `take`. `warms`: no request asks for it, so all that
+        is cached of the text comes, and whom it is held for has yet to fetch it."""
         self.peer, self.hashes, self._have = peer, list(hashes), have
+        self._warms = warms
         self._index = {block_hash: index for index, block_hash in enumerate(hashes)}
         self._arrive = arrive
         self._changed = threading.Condition()
@@ -96,6 +92,11 @@ class Fetch:
         self.nbytes += nbytes
         return taken
 
+    def parent_of(self, block_hash: bytes) -> bytes:
+        """The hash of the block before one; empty for the first."""
+        index = self._index[block_hash]
+        return self.hashes[index - 1] if index else b""
+
     @property
     def is_done(self) -> bool:
         return self.is_over and not self._queue
@@ -104,12 +105,8 @@ class Fetch:
         failure = None
         try:
             self._fetch()
-        except TransferError as error:
-            failure = error
-        except TimeoutError:
-            failure = TransferError("timeout", "the other engine says nothing")
-        except (OSError, ValueError) as error:
-            failure = TransferError("connection", str(error) or type(error).__name__)
+        except (TransferError, OSError, ValueError) as error:
+            failure = as_failure(error)
         self.failure = self.failure or failure
         self.is_over = True
         self._arrive()
@@ -125,55 +122,21 @@ class Fetch:
                 time.sleep(_RETRY_SECONDS)
 
     def _try(self) -> None:
-        with self._connect() as sock:
+        with connect(self.peer) as sock:
             with self._changed:
                 self._socket = sock
                 if self._is_cancelled:  # while there was no socket to shut
                     raise ConnectionError("the fetch was given up")
-            self._greet(sock)
+            greet(sock, self.peer)
             have = [np.packbits(row).tobytes() for row in self._have]
-            wire.send(sock, wire.Pull(b"".join(self.hashes), have))
+            wire.send(sock, wire.Pull(b"".join(self.hashes), have, self._warms))
             coming = wire.receive(sock, wire.MOST_GREETING, wire.Coming).num_blocks
             if coming > self._have.size - int(self._have.sum()):
                 raise TransferError("protocol", f"{coming} blocks come, more than were asked for")
             for _ in range(coming):
                 self._put(self._read(sock))
-            wire.send(sock, wire.Done(self.hashes[-1]))
-
-    def _connect(self) -> socket.socket:
-        host, port = self.peer.host, self.peer.port
-        if not self.peer.secret and not is_local(host):
-            # Not even looked up: a request names it.
-            raise TransferError(
-                "secret",
-                f"{host[:80]} is no address of this machine; give both engines a secret "
-                "(PAGODA_KV_SECRET)",
-            )
-        error: OSError = OSError("it has no address")
-        for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-            sock = socket.socket(family, kind)
-            try:
-                sock.settimeout(_CONNECT_SECONDS)
-                sock.connect(address)
-                sock.settimeout(wire.SILENCE_SECONDS)
-                return sock
-            except OSError as refused:
-                sock.close()
-                error = refused
-        raise error
-
-    def _greet(self, sock: socket.socket) -> None:
-        peer, nonce = self.peer, wire.new_nonce()
-        hello = wire.receive(sock, wire.MOST_GREETING, wire.Hello)
-        if hello.magic != wire.MAGIC:
-            raise TransferError("protocol", f"it speaks {hello.magic[:40]!r}, not {wire.MAGIC!r}")
-        shown = wire.proof(peer.secret, "fetches", nonce, hello.nonce)
-        wire.send(sock, wire.Greeting(nonce, shown, dict(peer.blocks_of)))
-        answer = wire.receive(sock, wire.MOST_GREETING, wire.Welcome | wire.Refusal)
-        if isinstance(answer, wire.Refusal):
-            raise TransferError(answer.reason[:20], answer.said[:400])
-        if not wire.is_proved(answer.proof, peer.secret, "gives", hello.nonce, nonce):
-            raise TransferError("secret", "the two have different secrets (PAGODA_KV_SECRET)")
+            if not self._warms:
+                wire.send(sock, wire.Done(self.hashes[-1]))
 
     def _read(self, sock: socket.socket) -> Arrived:
         """The next block, which is one that was asked for, and whole."""

@@ -5,6 +5,7 @@ import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +20,9 @@ from pagoda.core.kvcache.tables import BlockTables
 from pagoda.core.messages import AddRequest
 from pagoda.engine.kv_disk import BlockStore
 from pagoda.engine.kv_journal import Bytes, record_of
+from pagoda.engine.transfer.holdings import Holdings
 from pagoda.engine.transfer.serving import Asked, Listener
+from pagoda.engine.transfer.wire import HASH_BYTES, MOST_LISTED
 
 log = get_logger(__name__)
 
@@ -27,7 +30,6 @@ log = get_logger(__name__)
 _MOST_HELD = 1 / 2
 # Blocks copied at once: some MB, whatever the model.
 _CHUNK = 16
-HASH_BYTES = 32
 _NO_PARENT = bytes(HASH_BYTES)
 
 
@@ -67,12 +69,14 @@ class Giver:
         """`most_hashes`: blocks of the longest text. `wake` has `work` called soon."""
         self._config, self._cache, self._store = config, cache, store
         self._wake = wake
+        self._holdings = Holdings(cache)
         self._num_ranks = int(blocks_of["ranks"])
         self._engine_id = uuid.uuid4().hex
         self._holds: OrderedDict[bytes, _Hold] = OrderedDict()
         """By the last hash of the prompt."""
         self._asked: deque[Asked] = deque()
         self._fetched: deque[bytes] = deque()
+        self._listing: deque[tuple[int, Future[list[bytes]]]] = deque()
         self._giving: list[tuple[Asked, deque[_Wanted]]] = []
         self.num_bytes = 0
         """Given so far."""
@@ -95,6 +99,12 @@ class Giver:
     def done(self, last: bytes) -> None:
         self._fetched.append(last)
         self._wake()
+
+    def list_texts(self, most_bytes: int) -> Future[list[bytes]]:
+        answer: Future[list[bytes]] = Future()
+        self._listing.append((most_bytes, answer))
+        self._wake()
+        return answer
 
     def went_on(self) -> None:
         self._wake()
@@ -150,6 +160,10 @@ class Giver:
                 "The KV blocks of a prompt were not fetched within %g s, and are held no longer.",
                 self._config.hold_seconds,
             )
+        while self._listing:
+            most, answer = self._listing.popleft()
+            texts = self._holdings.hottest(most, MOST_LISTED)
+            answer.set_result([b"".join(text) for text in texts])
         while self._asked:
             self._begin(self._asked.popleft())
         self._giving = [(asked, left) for asked, left in self._giving if not asked.is_given_up]
@@ -171,17 +185,29 @@ class Giver:
         wanted: list[tuple[int, _Wanted]] = []
         if fits and len(pull.hashes) % size == 0:
             have = [np.unpackbits(np.frombuffer(row, np.uint8)) for row in pull.have]
-            hit = self._cache.match_prefix(hashes, len(hashes) * self._cache.block_size)
             wanted = [
                 (index, _Wanted(group, hashes[index], hashes[index - 1] if index else _NO_PARENT))
-                for group, table in enumerate(hit.tables)
-                for index, block in enumerate(table)
-                if block != NULL_BLOCK and not have[group][index]
+                for group, index in self._found(hashes, pull.whole)
+                if not have[group][index]
             ]
         # From the start of the text on: whatever ends the transfer, what came is of use.
         wanted.sort(key=lambda entry: entry[0])
         asked.announce(len(wanted))
         self._giving.append((asked, deque(one for _, one in wanted)))
+
+    def _found(self, hashes: Sequence[bytes], whole: bool) -> list[tuple[int, int]]:
+        """Group and place of blocks of a text, as `wire.Pull` has `whole`."""
+        if whole:
+            groups = range(len(self._cache.groups))
+            places = ((group, index) for group in groups for index in range(len(hashes)))
+            return [one for one in places if self._cache.find(one[0], hashes[one[1]]) is not None]
+        hit = self._cache.match_prefix(hashes, len(hashes) * self._cache.block_size)
+        return [
+            (group, index)
+            for group, table in enumerate(hit.tables)
+            for index, block in enumerate(table)
+            if block != NULL_BLOCK
+        ]
 
     def _give(self, asked: Asked, chunk: Sequence[_Wanted]) -> None:
         """Those that made room for others are passed over; who fetches sees that they miss."""

@@ -16,6 +16,7 @@ from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
 from pagoda.engine.kv_disk import BlockStore
 from pagoda.engine.transfer.giving import Giver
 from pagoda.engine.transfer.taking import Taker
+from pagoda.engine.transfer.warming import Warming
 
 # Copied between two steps, at most: some milliseconds while requests run.
 _SLICE_BYTES, _IDLE_BYTES = 8 << 20, 64 << 20
@@ -33,9 +34,11 @@ class KVTransfers:
         blocks_of: Mapping[str, str],
         max_model_len: int,
         replica: int = 0,
+        siblings: int = 0,
     ):
-        """`replica`: which of a model's engines it is, each of which has a port of its own.
-        ConfigError where the address is taken, or is not to be used without a secret."""
+        """`replica`: which of a model's engines it is, each of which has a port of its own;
+        `siblings`: how many there are, where the others serve already, else 0. ConfigError where
+        the address is taken, or is not to be used without a secret."""
         secret = _secret(config)
         if config.produces and not secret and not is_local(config.kv_ip):
             raise ConfigError(
@@ -49,7 +52,7 @@ class KVTransfers:
         self._role = config.kv_role
         self._kept: dict[str, AddRequest] = {}
         """Requests whose blocks another engine will fetch."""
-        self.giver = self.taker = None
+        self.giver = self.taker = self._warming = None
         if config.produces:
             self.giver = Giver(
                 config, cache, store, secret=secret, blocks_of=blocks_of,
@@ -58,6 +61,8 @@ class KVTransfers:
             )  # fmt: skip
         if config.consumes:
             self.taker = Taker(cache, store, secret=secret, blocks_of=blocks_of, wake=self._wake)
+            others = [*config.siblings_of(replica, siblings), *config.warm_from]
+            self._warming = Warming(self.taker, others, cache.total_bytes, self._wake)
 
     @property
     def wake_fd(self) -> int:
@@ -128,6 +133,8 @@ class KVTransfers:
             for req_id in released:
                 release(req_id)
             worked = worked or took
+        if self._warming is not None:
+            self._warming.work()
         return worked
 
     def make_room(self) -> bool:

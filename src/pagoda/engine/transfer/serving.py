@@ -5,6 +5,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from typing import Protocol
 
 from pagoda.base.errors import ConfigError
@@ -82,6 +83,9 @@ class Loop(Protocol):
 
     def ask(self, asked: Asked) -> None: ...
     def done(self, last: bytes) -> None: ...
+    def list_texts(self, most_bytes: int) -> Future[list[bytes]]:
+        """As `wire.Texts` has them, once the loop is between two steps."""
+
     def went_on(self) -> None:
         """There is room again for blocks."""
 
@@ -149,7 +153,9 @@ class Listener:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._greet(peer)
             while True:
-                message = wire.receive(peer, self._most_bytes, wire.Pull | wire.Done)
+                message = wire.receive(
+                    peer, self._most_bytes, wire.Pull | wire.Done | wire.ListTexts
+                )
                 self._answer(peer, message)
         except TransferError as error:
             log.warning("An engine at %s fetches no KV blocks: %s.", address, error)
@@ -175,9 +181,18 @@ class Listener:
         wire.send(peer, wire.Refusal(reason, said))
         raise TransferError(reason, said)
 
-    def _answer(self, peer: socket.socket, message: "wire.Pull | wire.Done") -> None:
+    def _answer(
+        self, peer: socket.socket, message: "wire.Pull | wire.Done | wire.ListTexts"
+    ) -> None:
         if isinstance(message, wire.Done):
             self._loop.done(message.last)
+            return
+        if isinstance(message, wire.ListTexts):
+            try:
+                texts = self._loop.list_texts(message.most_bytes).result(_ANSWER_SECONDS)
+            except TimeoutError as error:
+                raise TransferError("timeout", "the engine did not answer") from error
+            wire.send(peer, wire.Texts(texts))
             return
         asked = Asked(message)
         self._loop.ask(asked)

@@ -12,8 +12,9 @@ from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import AddRequest
 from pagoda.engine.kv_disk import BlockStore
 from pagoda.engine.kv_journal import Bytes
-from pagoda.engine.transfer.fetching import Arrived, Fetch, Peer
+from pagoda.engine.transfer.fetching import Arrived, Fetch
 from pagoda.engine.transfer.giving import usable_hashes
+from pagoda.engine.transfer.peer import Peer
 from pagoda.engine.transfer.wire import TransferError
 
 log = get_logger(__name__)
@@ -40,11 +41,16 @@ class Taker:
         self._cache, self._store = cache, store
         self._secret, self._blocks_of, self._wake = secret, blocks_of, wake
         self._sizes = [store.read_blocks(group, []).shape[1] for group in range(len(cache.groups))]
-        self._fetches: dict[tuple[str, int, bytes], Fetch] = {}
+        self._fetches: dict[tuple[str, int, bytes, bool], Fetch] = {}
         self._waiting: deque[Fetch] = deque()
         self.num_bytes = self.num_fetches = 0
         self.seconds = 0.0
         self.failures: Counter[str] = Counter()
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of one block in every kind of attention."""
+        return self._cache.unit_bytes
 
     @property
     def is_busy(self) -> bool:
@@ -58,25 +64,39 @@ class Taker:
         hashes = usable_hashes(request, size)
         if not hashes:
             return False
-        key = host, port, hashes[-1]
-        fetch, hit = self._fetches.get(key), self._cache.match_prefix(hashes, len(hashes) * size)
-        is_here = hit.num_tokens == len(hashes) * size
+        is_here = self.num_here(hashes) == len(hashes) * size
+        fetch = self._fetches.get((host, port, hashes[-1], False))
         if fetch is None:
-            have = np.array(
-                [
-                    [is_here or self._cache.find(group, each) is not None for each in hashes]
-                    for group in range(len(self._sizes))
-                ]
-            )
-            for one in hit.in_host:
-                have[one.group, one.place] = True
-            peer = Peer(host, port, self._secret, self._blocks_of, self._sizes)
-            fetch = self._fetches[key] = Fetch(peer, hashes, have, self._wake)
-            self._waiting.append(fetch)
-            self._start_next()
+            fetch = self.fetch(self.peer(host, port), hashes)
         if not is_here:
             fetch.req_ids.append(request.req_id)
         return not is_here
+
+    def peer(self, host: str, port: int) -> Peer:
+        return Peer(host, port, self._secret, self._blocks_of, self._sizes)
+
+    def num_here(self, hashes: Sequence[bytes]) -> int:
+        """Tokens of a text that a request would find now."""
+        return self._cache.match_prefix(hashes, len(hashes) * self._cache.block_size).num_tokens
+
+    def fetch(self, peer: Peer, hashes: Sequence[bytes], *, warms: bool = False) -> Fetch:
+        """Begin to fetch what is missing of a text; `warms` as `Fetch` has it."""
+        size = self._cache.block_size
+        hit = self._cache.match_prefix(hashes, len(hashes) * size)
+        is_here = hit.num_tokens == len(hashes) * size
+        have = np.array(
+            [
+                [is_here or self._cache.find(group, each) is not None for each in hashes]
+                for group in range(len(self._sizes))
+            ]
+        )
+        for one in hit.in_host:
+            have[one.group, one.place] = True
+        fetch = Fetch(peer, hashes, have, self._wake, warms=warms)
+        self._fetches[peer.host, peer.port, hashes[-1], warms] = fetch
+        self._waiting.append(fetch)
+        self._start_next()
+        return fetch
 
     def drop(self, req_ids: Iterable[str]) -> None:
         """These requests are gone."""
@@ -125,7 +145,7 @@ class Taker:
         host.copied(host.take_orders(), False)
         by_group: dict[int, dict[int, Bytes]] = {}
         for one in arrived:
-            block = self._cache.adopt(one.group, one.hash)
+            block = self._cache.adopt(one.group, one.hash, fetch.parent_of(one.hash))
             if block is not None:
                 by_group.setdefault(one.group, {})[block] = one.data
             elif self._cache.find(one.group, one.hash) is None:
@@ -141,26 +161,26 @@ class Taker:
 
     def _end(self, fetch: Fetch) -> None:
         seconds = time.monotonic() - fetch.begun
-        self._touch(fetch.hashes)
+        self.touch(fetch.hashes)
         if not fetch.req_ids:
             return
         self.num_fetches += 1
         self.seconds += seconds
-        where = f"{fetch.peer.host} port {fetch.peer.port}"
         if fetch.failure is None:
             log.debug(
-                "%d KV blocks (%s) came from %s in %.3f s.",
-                fetch.num_taken, format_bytes(fetch.nbytes), where, seconds,
+                "%d tokens of %s (%d KV blocks, %s) came from %s in %.3f s.",
+                self.num_here(fetch.hashes), fetch.req_ids[0], fetch.num_taken,
+                format_bytes(fetch.nbytes), fetch.peer.where, seconds,
             )  # fmt: skip
             return
         self.failures[fetch.failure.reason] += 1
         log.warning(
             "KV blocks of %s did not all come from %s (%d did): %s. What is missing of the prompt "
             "is computed here.",
-            fetch.req_ids[0], where, fetch.num_taken, fetch.failure,
+            fetch.req_ids[0], fetch.peer.where, fetch.num_taken, fetch.failure,
         )  # fmt: skip
 
-    def _touch(self, hashes: Sequence[bytes]) -> None:
+    def touch(self, hashes: Sequence[bytes]) -> None:
         """Have the end of the text evicted before its start."""
         hit = self._cache.match_prefix(hashes, len(hashes) * self._cache.block_size)
         if hit.num_tokens and not hit.in_host:

@@ -4,7 +4,8 @@ Messages are four bytes of length (big endian) and MessagePack, each of one know
 that has blocks speaks first (`Hello`); the other proves that it knows the secret, and says whose
 blocks it can use (`Greeting`). The answer is a `Welcome` or a `Refusal`. Then, as often as wanted:
 a `Pull`, answered by `Coming` and the blocks, records as `engine.kv_journal` writes them. `Done`
-says that a prompt's blocks need no longer be kept.
+says that a prompt's blocks need no longer be kept. `ListTexts` asks what there is, answered by
+`Texts`.
 """
 
 import hmac
@@ -18,11 +19,16 @@ from typing import Any
 import msgspec
 
 MAGIC = "pagoda-kv-1"
+HASH_BYTES = 32
 SILENCE_SECONDS = 30.0
 """A peer that says nothing for so long is taken to be gone; a step of a long prompt may take some
 seconds, and engines answer between steps."""
 # Before anything is proved: a Greeting has some hundred bytes.
 MOST_GREETING = 8 << 10
+MOST_LISTED = 1 << 15
+"""Hashes of all texts of a `Texts`."""
+MOST_TEXTS = MOST_LISTED * (HASH_BYTES + 8)
+"""Bytes of that message."""
 _LENGTH = struct.Struct(">I")
 NO_SECRET = b""
 
@@ -61,6 +67,8 @@ class Pull(msgspec.Struct, tag=True):
     """Those of a text's blocks, from its start, 32 bytes each."""
     have: list[bytes]
     """By group a bit for each of them, the highest first: it is there already."""
+    whole: bool = False
+    """All that is cached of the text, not only what is read by who goes on behind it."""
 
 
 class Coming(msgspec.Struct, tag=True):
@@ -70,6 +78,16 @@ class Coming(msgspec.Struct, tag=True):
 class Done(msgspec.Struct, tag=True):
     last: bytes
     """The last hash of a Pull."""
+
+
+class ListTexts(msgspec.Struct, tag=True):
+    most_bytes: int
+    """The blocks of the texts that are told have no more bytes."""
+
+
+class Texts(msgspec.Struct, tag=True):
+    texts: list[bytes]
+    """The hashes of each one's blocks, as of a `Pull`; those that are worth most come first."""
 
 
 def send(sock: socket.socket, message: msgspec.Struct) -> None:

@@ -126,14 +126,14 @@ def test_why_a_block_was_missed():
 def test_blocks_that_come_from_elsewhere_are_cached_and_free():
     kv = KVCacheManager([FULL], 5)
     chain = hashes()
-    blocks = [kv.adopt(0, block_hash) for block_hash in reversed(chain[:3])]
-    assert None not in blocks and kv.adopt(0, chain[0]) is None, "known already"
+    blocks = [kv.adopt(0, block_hash, b"") for block_hash in reversed(chain[:3])]
+    assert None not in blocks and kv.adopt(0, chain[0], b"") is None, "known already"
     kv.check_integrity()
     assert (kv.num_free_blocks, kv.match_prefix(chain, 16).num_tokens) == (4, 12)
     assert [one.hash for one in kv.cached_blocks()] == chain[:3], "the last adopted goes last"
     tables = kv.open("request")
     assert kv.allocate(tables, 8) is not None
     assert kv.match_prefix(chain, 16).num_tokens == 8
-    assert kv.adopt(0, chain[2]) is not None and kv.match_prefix(chain, 16).num_tokens >= 4
+    assert kv.adopt(0, chain[2], b"") is not None and kv.match_prefix(chain, 16).num_tokens >= 4
     kv.check_integrity()
-    assert KVCacheManager([FULL], 5, enable_prefix_caching=False).adopt(0, chain[0]) is None
+    assert KVCacheManager([FULL], 5, enable_prefix_caching=False).adopt(0, chain[0], b"") is None
