@@ -29,6 +29,12 @@ def _flag(text: str) -> bool:
     raise ValueError("write 1 or 0")
 
 
+def _language(text: str) -> str:
+    if text not in ("en", "zh"):
+        raise ValueError("write en or zh")
+    return text
+
+
 VARIABLES = {
     variable.name: variable
     for variable in (
@@ -47,6 +53,16 @@ VARIABLES = {
             "Tokens that a draft head guesses at a time, whatever --mode says.",
         ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
+        Variable(
+            "PAGODA_LANG",
+            _language,
+            None,
+            "Language of help, the doctor and errors: en or zh. The flag --lang wins over it; "
+            "without both it is the locale's, English unless that is Chinese.",
+        ),
+        Variable("LC_ALL", str, "", "The locale, whose language is spoken where it is Chinese."),
+        Variable("LC_MESSAGES", str, "", "The locale's language, where LC_ALL is unset."),
+        Variable("LANG", str, "", "The locale, where LC_ALL and LC_MESSAGES are unset."),
         Variable(
             "PAGODA_CPU_ISA",
             str,

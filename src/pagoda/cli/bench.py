@@ -4,6 +4,7 @@ import argparse
 import importlib
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say, with_semicolons
 
 USAGE = (
     "{serve,latency,throughput,step-times,speculation,startup,serving-cost,host-overhead,agents,"
@@ -31,8 +32,10 @@ _WITH_TORCH = ("micro", "gpu", "host-overhead")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
-    parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
+    kinds = [say("{kind}: {text}", kind=kind, text=say(text)) for kind, text in KINDS.items()]
+    parser.add_argument(
+        "words", metavar="KIND", nargs=argparse.REMAINDER, help=with_semicolons(kinds)
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,8 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
     kind, *words = args.words or [""]
     if kind not in KINDS:
-        there_is = f"There is no bench {kind!r}" if kind else "Name a bench"
-        raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
+        known = ", ".join(KINDS)
+        if not kind:
+            raise ConfigError(say("Name a bench; there are: {known}.", known=known))
+        raise ConfigError(
+            say("There is no bench {kind!r}; there are: {known}.", kind=kind, known=known)
+        )
     module = importlib.import_module("pagoda.cli.benches." + kind.replace("-", "_"))
     parser = FlagParser(
         prog=f"pagoda bench {kind}",

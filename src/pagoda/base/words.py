@@ -1,0 +1,91 @@
+"""What Pagoda says to people, in their language.
+
+A message is written in English, with named fields: `say("{free} of {total} free", free=...)`. As a
+text it is English, which logs, JSON and the API's clients get; who shows it to a person asks `told`
+for it. `words.zh.json` has the Chinese of each by its English, and is read when Chinese is spoken.
+"""
+
+import json
+from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+LANGUAGES = ("en", "zh")
+CHINESE = Path(__file__).with_name("words.zh.json")
+
+_catalogue: dict[str, str] = {}
+"""Empty for English."""
+
+
+class Said(str):
+    """A message in English that remembers how it was made."""
+
+    template: str
+    fields: dict[str, Any]
+
+    def __new__(cls, template: str, fields: dict[str, Any] | None = None) -> "Said":
+        made = super().__new__(cls, template.format(**fields) if fields else template)
+        made.template, made.fields = template, fields or {}
+        return made
+
+    def __str__(self) -> "Said":
+        """Itself, so that the text of an error is what was raised with it."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Said, (self.template, self.fields)
+
+
+def say(template: str, /, **fields: Any) -> Said:
+    """A message. Without fields braces stand for themselves."""
+    return Said(template, fields)
+
+
+def tell(template: str, /, **fields: Any) -> str:
+    """`say` for what is shown at once."""
+    return told(Said(template, fields))
+
+
+def told(text: str) -> str:
+    """The message in the language spoken, with fields that are messages themselves; what the
+    catalogue does not have stays as it is."""
+    if not _catalogue:
+        return text
+    if not isinstance(text, Said):
+        return _catalogue.get(text, text)
+    template = _catalogue.get(text.template, text.template)
+    fields = {
+        name: told(value) if isinstance(value, Said) else value
+        for name, value in text.fields.items()
+    }
+    return template.format(**fields) if fields else template
+
+
+def with_commas(parts: Iterable[str]) -> str:
+    """`a, b, c` of one part at least."""
+    return reduce(lambda first, last: say("{first}, {last}", first=first, last=last), parts)
+
+
+def with_semicolons(parts: Iterable[str]) -> str:
+    """`a; b; c` of one part at least."""
+    return reduce(lambda first, last: say("{first}; {last}", first=first, last=last), parts)
+
+
+def speak(language: str | None = None) -> None:
+    """From now on in one of LANGUAGES; by default that of the environment. Raises ConfigError for a
+    PAGODA_LANG that is none."""
+    global _catalogue
+    chinese = (language or _of_environment()) == "zh"
+    _catalogue = json.loads(CHINESE.read_text(encoding="utf-8")) if chinese else {}
+
+
+def _of_environment() -> str:
+    from pagoda.base import env
+
+    if asked := env.get("PAGODA_LANG"):
+        return str(asked)
+    # Of these the first that is set decides, as everywhere.
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    locale = next((found for name in names if (found := env.get(name))), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
