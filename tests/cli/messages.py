@@ -38,7 +38,7 @@ _ARGPARSE = (
 
 def messages() -> dict[str, str]:
     """English to where it stands."""
-    found = {text: "argparse" for text in _ARGPARSE}
+    found = dict.fromkeys(_ARGPARSE, "argparse")
     for where, text in [*_of_parsers(), *_of_sources()]:
         found.setdefault(text, where)
     return found

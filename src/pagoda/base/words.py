@@ -6,7 +6,7 @@ for it. `words.zh.json` has the Chinese of each by its English, and is read when
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,13 @@ def with_commas(parts: Iterable[str]) -> str:
 def with_semicolons(parts: Iterable[str]) -> str:
     """`a; b; c` of one part at least."""
     return reduce(lambda first, last: say("{first}; {last}", first=first, last=last), parts)
+
+
+def with_and(parts: Sequence[str]) -> str:
+    """`a, b and c` of one part at least."""
+    if not parts[1:]:
+        return parts[0]
+    return say("{first} and {last}", first=with_commas(parts[:-1]), last=parts[-1])
 
 
 def speak(language: str | None = None) -> None:

@@ -180,7 +180,9 @@ class _Extend(argparse.Action):
                     for value in json.loads(values[0])
                 ]
             except ValueError:
-                what = say("{flag} is not a JSON list: {text!r}.", flag=option_string, text=values[0])
+                what = say(
+                    "{flag} is not a JSON list: {text!r}.", flag=option_string, text=values[0]
+                )
                 parser.error(what)
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
 
