@@ -19,7 +19,7 @@ _catalogue: dict[str, str] = {}
 
 
 class Said(str):
-    """A message in English that remembers how it was made."""
+    """A message in English that remembers how it was made; `str` of it is the text alone."""
 
     template: str
     fields: dict[str, Any]
@@ -28,10 +28,6 @@ class Said(str):
         made = super().__new__(cls, template.format(**fields) if fields else template)
         made.template, made.fields = template, fields or {}
         return made
-
-    def __str__(self) -> "Said":
-        """Itself, so that the text of an error is what was raised with it."""
-        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Said, (self.template, self.fields)
@@ -62,6 +58,12 @@ def told(text: str) -> str:
     return template.format(**fields) if fields else template
 
 
+def message_of(error: BaseException) -> str:
+    """What was raised with it, which `str` would make a text."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, Said) else str(error)
+
+
 def with_commas(parts: Iterable[str]) -> str:
     """`a, b, c` of one part at least."""
     return reduce(lambda first, last: say("{first}, {last}", first=first, last=last), parts)
@@ -72,9 +74,14 @@ def with_semicolons(parts: Iterable[str]) -> str:
     return reduce(lambda first, last: say("{first}; {last}", first=first, last=last), parts)
 
 
+def with_or(parts: Iterable[str]) -> str:
+    """`a or b or c` of one part at least."""
+    return reduce(lambda first, last: say("{first} or {last}", first=first, last=last), parts)
+
+
 def with_and(parts: Sequence[str]) -> str:
     """`a, b and c` of one part at least."""
-    if not parts[1:]:
+    if len(parts) == 1:
         return parts[0]
     return say("{first} and {last}", first=with_commas(parts[:-1]), last=parts[-1])
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pagoda.base.errors import PagodaError
 from pagoda.base.near import nearest
 from pagoda.base.printable import for_terminal
-from pagoda.base.words import LANGUAGES, say, speak, tell, told
+from pagoda.base.words import LANGUAGES, message_of, say, speak, tell, told
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (PagodaError, OSError) as error:
-        return _report(words, str(error), error)
+        return _report(words, message_of(error), error)
     except Exception as error:  # noqa: BLE001 - the process's edge
         if _of_interrupt(error):
             return _INTERRUPTED

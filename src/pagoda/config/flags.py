@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size, short_size
-from pagoda.base.words import say, tell, told
+from pagoda.base.words import message_of, say, tell, told
 from pagoda.config.adapters import AdapterConfig
 from pagoda.config.engine import (
     CacheConfig,
@@ -202,7 +202,7 @@ def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
                 )
             ) from error
         except ConfigError as error:
-            raise argparse.ArgumentTypeError(told(str(error))) from error
+            raise argparse.ArgumentTypeError(told(message_of(error))) from error
         except ValueError as error:
             fault = tell("{text!r} is {fault}.", text=text, fault=_fault(error))
             raise argparse.ArgumentTypeError(fault) from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.base.errors import CapacityError, ConfigError
-from pagoda.base.words import say
+from pagoda.base.words import message_of, say
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
@@ -180,7 +180,7 @@ def _answer_on(
         resolution = resolved(config, subject, hardware)
         check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
-        return replace(made, problem=str(error))
+        return replace(made, problem=message_of(error))
     return replace(made, resolution=resolution)
 
 

@@ -185,7 +185,8 @@ def memory_row(item: str, size: str, kind: str = "", detail: str = "", width: in
 def _detail(answer: Answer, row: dict[str, Any]) -> str:
     if row["item"] == "weights" and answer.subject.basis != HEADERS:
         return say("from {basis}", basis=answer.subject.basis)
-    return str(row["detail"])
+    detail: str = row["detail"]
+    return detail
 
 
 def _exactness(answer: Answer, item: str) -> str:

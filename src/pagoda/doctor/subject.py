@@ -10,7 +10,7 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
-from pagoda.base.words import say
+from pagoda.base.words import message_of, say
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.planner.draft_model import (
     DraftModel,
@@ -157,11 +157,11 @@ def _from_catalogue(model: ModelConfig, error: SourceError) -> Subject:
             say(
                 "{error} To plan it, a folder with its config.json is enough: pagoda doctor "
                 "FOLDER. Known without a network: {names}.",
-                error=str(error),
+                error=message_of(error),
                 names=", ".join(names()),
             )
         ) from error
-    return replace(_of_config(model, config), unreached=str(error))
+    return replace(_of_config(model, config), unreached=message_of(error))
 
 
 def _is_draft(name: str) -> bool:

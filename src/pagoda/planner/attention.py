@@ -4,12 +4,11 @@ K and V lie for it."""
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import reduce
 
 from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
-from pagoda.base.words import say, with_commas, with_semicolons
+from pagoda.base.words import say, with_commas, with_or, with_semicolons
 from pagoda.core.kvcache.spec import KVLayout
 from pagoda.planner.reason import Reason
 
@@ -112,7 +111,7 @@ def choose_attention(
     return AttentionChoice(
         layout,
         backend,
-        {kind: name for kind, name in chosen.items() if name != backend},
+        {str(kind): name for kind, name in chosen.items() if name != backend},
         library_prompts=0 < facts.capability < _TENSOR_CORES,
     )
 
@@ -213,10 +212,5 @@ def _others(chosen: str, declined: Mapping[str, str | None]) -> str:
         if name != chosen:
             by_reason.setdefault(why or say("it is slower"), []).append(name)
     return with_semicolons(
-        say("not {names}: {why}", names=reduce(_either, names), why=why)
-        for why, names in by_reason.items()
+        say("not {names}: {why}", names=with_or(names), why=why) for why, names in by_reason.items()
     )
-
-
-def _either(first: str, last: str) -> str:
-    return say("{first} or {last}", first=first, last=last)

@@ -20,7 +20,7 @@ _MUCH_SWAPPED = 0.25
 # Each connection takes a file, and several dozen are the process's own.
 _FEW_FILES = 1024
 _END_OTHERS = say("End other programs (`ps aux --sort=-rss | head` lists the largest)")
-_NAMES_THEM = "`journalctl -k | grep -i 'killed process'` (or `dmesg`)"
+_NAMES_THEM = say("`journalctl -k | grep -i 'killed process'` (or `dmesg`)")
 
 
 def findings(machine: Machine) -> list[Finding]:
@@ -131,9 +131,9 @@ def _bounded(where: str, memory: int | None, cpus: float | None) -> str:
 
 
 def _cpu(cpu: Cpu) -> Iterator[Finding]:
-    caches = ", ".join(
+    caches = [
         f"L{cache.level} {format_bytes(cache.nbytes).replace('.00', '')}" for cache in cpu.caches
-    )
+    ]
     text = say(
         "{name}: {cores}, Pagoda uses {threads}",
         name=cpu.name,
@@ -141,7 +141,7 @@ def _cpu(cpu: Cpu) -> Iterator[Finding]:
         threads=say("{count} thread" if cpu.threads == 1 else "{count} threads", count=cpu.threads),
     )
     if caches:
-        text = say("{first}; {last}", first=text, last=caches)
+        text = say("{first}; {last}", first=text, last=with_commas(caches))
     if cpu.affinity < cpu.present:
         text = say(
             "{text}; this process may run on {some} of {all} hardware threads",
