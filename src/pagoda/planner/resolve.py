@@ -108,12 +108,7 @@ def resolve(
     """
     spec = _drafting(config, spec, draft)
     storage = _main_storage(spec, tensors)
-    size = say(
-        "{size:,.1f}M parameters, stored as {storage}",
-        size=parameter_count(spec) / 1e6,
-        storage=storage,
-    )
-    reasons = [Reason("architecture", spec.architecture, size)]
+    reasons = [Reason("architecture", spec.architecture, _size(spec, storage))]
     on_cpu = facts.device == "cpu"
     # A CPU's kernels compute in a type of their own, a GPU's in any.
     packed = bool(facts.packed_storages) and (config.model.dtype == "auto" or not on_cpu)
@@ -259,6 +254,11 @@ def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
         "run with --device cpu where Pagoda was built with a C++ compiler and PAGODA_CPU_ISA is "
         "not none, or with --device cuda where Triton is installed."
     )
+
+
+def _size(spec: ModelSpec, storage: str) -> str:
+    size = parameter_count(spec) / 1e6
+    return say("{size:,.1f}M parameters, stored as {storage}", size=size, storage=storage)
 
 
 def _main_storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
