@@ -207,10 +207,10 @@ def test_findings_fit_the_terminal(chinese: None):
     lines = finding_lines([Finding("swap", "WARN", text, fix)], 44, False)
     assert lines == [
         "WARN  swap  交换空间用了 1 GiB，共 2 GiB：换",
-        "            出的权重在每个 token 时都要从磁盘读",
-        "            回",
-        "            -> 结束占用它的程序，或换用更小的模",
-        "               型。",
+        "            出的权重在每个 token 时都要从磁",
+        "            盘读回",
+        "            -> 结束占用它的程序，或换用更小",
+        "               的模型。",
     ]
     assert all(columns(line) <= 44 for line in lines)
 
