@@ -3,18 +3,21 @@
 import json
 import re
 import string
+from pathlib import Path
 
 import pytest
 
 from pagoda.base.columns import columns, wrap
 from pagoda.base.units import format_bytes
-from pagoda.base.words import CHINESE, message_of, say, speak, tell, told
+from pagoda.base.words import CHINESE as FILE
+from pagoda.base.words import message_of, say, speak, tell, told
 from pagoda.cli.main import main
 from pagoda.config.parser import FlagParser
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.report import finding_lines
 from tests.cli.messages import messages, parsers
 
+CHINESE = Path(FILE)
 CATALOGUE = json.loads(CHINESE.read_text(encoding="utf-8"))
 MESSAGES = messages()
 WIDE = re.compile("[\u4e00-\u9fff]")

@@ -5,15 +5,13 @@ The only place that touches `os.environ`. A value that cannot be read is an erro
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.base.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     name: str
     parse: Callable[[str], Any]
     default: Any

@@ -5,14 +5,12 @@ text it is English, which logs, JSON and the API's clients get; who shows it to 
 for it. `words.zh.json` has the Chinese of each by its English, and is read when Chinese is spoken.
 """
 
-import json
 from collections.abc import Iterable, Sequence
 from functools import reduce
-from pathlib import Path
 from typing import Any
 
 LANGUAGES = ("en", "zh")
-CHINESE = Path(__file__).with_name("words.zh.json")
+CHINESE = __file__.removesuffix(".py") + ".zh.json"
 
 _catalogue: dict[str, str] = {}
 """Empty for English."""
@@ -90,8 +88,15 @@ def speak(language: str | None = None) -> None:
     """From now on in one of LANGUAGES; by default that of the environment. Raises ConfigError for a
     PAGODA_LANG that is none."""
     global _catalogue
-    chinese = (language or _of_environment()) == "zh"
-    _catalogue = json.loads(CHINESE.read_text(encoding="utf-8")) if chinese else {}
+    _catalogue = _chinese() if (language or _of_environment()) == "zh" else {}
+
+
+def _chinese() -> dict[str, str]:
+    import json
+
+    with open(CHINESE, encoding="utf-8") as file:
+        found: dict[str, str] = json.load(file)
+    return found
 
 
 def _of_environment() -> str:

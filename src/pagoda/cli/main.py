@@ -79,6 +79,9 @@ def _of_interrupt(error: BaseException) -> bool:
 
 def _run(words: list[str]) -> int:
     words, language = _without_language(words)
+    if words and words[0] in _VERSION_FLAGS:
+        print(f"pagoda {__version__}")
+        return 0
     speak(language)
     if len(words) > 1 and words[0] == "help":
         words = [words[1], "--help"]
@@ -86,9 +89,6 @@ def _run(words: list[str]) -> int:
         print(_overview())
         return 0 if words else _USAGE_ERROR
     name, *rest = words
-    if name in _VERSION_FLAGS:
-        print(f"pagoda {__version__}")
-        return 0
     if name not in COMMANDS:
         return _unknown(name)
     return _run_command(name, rest)
