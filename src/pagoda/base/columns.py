@@ -2,13 +2,12 @@
 
 import re
 import textwrap
-import unicodedata
 
 _WIDE = frozenset("WF")
 # Neither a line's first nor its last character in Chinese.
 _NOT_FIRST, _NOT_LAST = "，。；：、？！）》」』】”’…", "（《「『【“‘"
 # A wide character with the marks that stay with it: a line may end behind each.
-_PIECE = re.compile(
+_PIECE = (
     rf"[{_NOT_LAST}]*(?:[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]|[^\u2e80-\u9fff\uf900-\ufaff"
     rf"\uff00-\uff60{_NOT_FIRST}{_NOT_LAST}]+)[{_NOT_FIRST}]*|[{_NOT_FIRST}{_NOT_LAST}]+"
 )
@@ -18,6 +17,8 @@ def columns(text: str) -> int:
     """How many columns a line takes; control characters and marks that combine are not expected."""
     if text.isascii():
         return len(text)
+    import unicodedata
+
     return sum(2 if unicodedata.east_asian_width(each) in _WIDE else 1 for each in text)
 
 
@@ -47,7 +48,7 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def _pieces(chunk: str) -> list[str]:
-    return [chunk] if chunk.isascii() else _PIECE.findall(chunk)
+    return [chunk] if chunk.isascii() else re.findall(_PIECE, chunk)
 
 
 def wrap(text: str, width: int, indent: str = "", later: str = "") -> list[str]:

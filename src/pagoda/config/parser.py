@@ -12,7 +12,6 @@ import sys
 from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
-from pagoda.base.columns import wrap_prose
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
 from pagoda.base.words import LANGUAGES, say, tell, told
@@ -50,9 +49,13 @@ class _HelpFormatter(argparse.HelpFormatter):
         return told(action.help or "")
 
     def _split_lines(self, text: str, width: int) -> list[str]:
+        from pagoda.base.columns import wrap_prose
+
         return wrap_prose(" ".join(text.split()), width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from pagoda.base.columns import wrap_prose
+
         return "\n".join(wrap_prose(" ".join(text.split()), width, indent))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
