@@ -31,8 +31,8 @@ class Said(str):
         return Said, (self.template, self.fields)
 
 
-def say(template: str, /, **fields: Any) -> Said:
-    """A message. Without fields braces stand for themselves."""
+def say(template: str, /, **fields: Any) -> str:
+    """A message, as a `Said`. Without fields braces stand for themselves."""
     return Said(template, fields)
 
 
