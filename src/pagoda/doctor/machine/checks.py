@@ -345,7 +345,7 @@ def _huge_pages(memory: Memory, kernels: Kernels) -> Iterator[Finding]:
 
 def _disk(machine: Machine) -> Iterator[Finding]:
     disk = machine.disk
-    free = None
+    free = ""
     if disk.free is not None:
         free = say("{size} free in {folder}", size=format_bytes(disk.free), folder=disk.folder)
     if disk.free is not None and disk.free < _LITTLE_DISK:
@@ -356,7 +356,7 @@ def _disk(machine: Machine) -> Iterator[Finding]:
                 "elsewhere: PAGODA_CACHE=FOLDER"
             ),
         )  # fmt: skip
-    elif free is not None:
+    elif disk.free is not None:
         yield Finding("disk", "PASS", free)
     if disk.read_speed is None:
         return
