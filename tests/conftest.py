@@ -12,6 +12,9 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels for GPUs are interpreted. Read when triton is imported, which transformers does too.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Messages are English, whatever the locale; children inherit it.
+os.environ["PAGODA_LANG"] = "en"
+
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

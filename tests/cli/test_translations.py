@@ -227,7 +227,7 @@ def test_a_chinese_paragraph_is_one_line(chinese):
 def strings(node: ast.AST) -> str | None:
     """A literal as text, with `...` for what is put into it."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return re.sub(r"%[sdr]", "...", node.value)
+        return re.sub(r"%[sdr]|\{\w+[^{}]*\}", "...", node.value)
     if isinstance(node, ast.JoinedStr):
         return "".join(strings(part) or "..." for part in node.values)
     return None

@@ -5,15 +5,13 @@ The only place that touches `os.environ`. A value that cannot be read is an erro
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pagoda.base.errors import ConfigError
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     name: str
     parse: Callable[[str], Any]
     default: Any
@@ -27,6 +25,12 @@ def _flag(text: str) -> bool:
     if lowered in ("0", "false", "no", "off", ""):
         return False
     raise ValueError("write 1 or 0")
+
+
+def _language(text: str) -> str:
+    if text not in ("en", "zh"):
+        raise ValueError("write en or zh")
+    return text
 
 
 VARIABLES = {
@@ -47,6 +51,16 @@ VARIABLES = {
             "Tokens that a draft head guesses at a time, whatever --mode says.",
         ),
         Variable("PAGODA_DEBUG", _flag, False, "1 shows the traceback of every error."),
+        Variable(
+            "PAGODA_LANG",
+            _language,
+            None,
+            "Language of help, the doctor and errors: en or zh. The flag --lang wins over it; "
+            "without both it is the locale's, English unless that is Chinese.",
+        ),
+        Variable("LC_ALL", str, "", "The locale, whose language is spoken where it is Chinese."),
+        Variable("LC_MESSAGES", str, "", "The locale's language, where LC_ALL is unset."),
+        Variable("LANG", str, "", "The locale, where LC_ALL and LC_MESSAGES are unset."),
         Variable(
             "PAGODA_CPU_ISA",
             str,

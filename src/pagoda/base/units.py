@@ -3,6 +3,7 @@
 import re
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgtKMGT]?)(i?[bB])?\s*$")
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -15,12 +16,14 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.match(text)
     if match is None:
-        raise ConfigError(f"{text!r} is not a size; write a number such as 4096, 32k or 256K.")
+        raise ConfigError(
+            say("{text!r} is not a size; write a number such as 4096, 32k or 256K.", text=text)
+        )
     number, unit, suffix = match.groups()
     binary = unit.isupper() or (suffix or "").startswith("i")
     value = float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()]
     if not value.is_integer():  # infinity is none either
-        raise ConfigError(f"{text!r} is not a whole number.")
+        raise ConfigError(say("{text!r} is not a whole number.", text=text))
     return int(value)
 
 

@@ -5,6 +5,7 @@ import importlib
 from types import ModuleType
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say, with_semicolons
 
 USAGE = (
     "{serve,latency,throughput,step-times,speculation,startup,serving-cost,host-overhead,agents,"
@@ -32,15 +33,21 @@ _WITH_TORCH = ("micro", "gpu", "host-overhead")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
-    parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
+    kinds = [say("{kind}: {text}", kind=kind, text=say(text)) for kind, text in KINDS.items()]
+    parser.add_argument(
+        "words", metavar="KIND", nargs=argparse.REMAINDER, help=with_semicolons(kinds)
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     kind, *words = args.words or [""]
     if kind not in KINDS:
-        there_is = f"There is no bench {kind!r}" if kind else "Name a bench"
-        raise ConfigError(f"{there_is}; there are: {', '.join(KINDS)}.")
+        known = ", ".join(KINDS)
+        if not kind:
+            raise ConfigError(say("Name a bench; there are: {known}.", known=known))
+        raise ConfigError(
+            say("There is no bench {kind!r}; there are: {known}.", kind=kind, known=known)
+        )
     module, parser = kind_parser(kind)
     given = parser.parse_args(words)
     if kind in _WITH_TORCH:

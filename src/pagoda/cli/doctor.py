@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.printable import for_terminal
+from pagoda.base.words import say, tell, told
 from pagoda.config.compat import add_compat_flags
 from pagoda.config.flags import (
     add_engine_flags,
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if models and named:
         models.insert(0, named)
     if models and args.engine:
-        raise ConfigError("--engine plans one model; name it without --compare.")
+        raise ConfigError(say("--engine plans one model; name it without --compare."))
     if models:
         return _compare(args, models)
     if named:
@@ -81,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
     for name in ("gpu", "users", "plot", "engine", "why"):
         if getattr(args, name):
             flag = "--for" if name == "users" else f"--{name}"
-            raise ConfigError(f"{flag} is about a model; name one: pagoda doctor MODEL {flag} ...")
+            raise ConfigError(
+                say("{flag} is about a model; name one: pagoda doctor MODEL {flag} ...", flag=flag)
+            )
     return _machine(args)
 
 
@@ -176,11 +179,13 @@ def _compare(args: argparse.Namespace, models: list[str]) -> int:
         said += [{"model": name, "fits": False, "problem": why} for name, why in failures.items()]
         print(json.dumps(said, indent=2))
     else:
-        lines = [f"on {answers[0].hardware.name}; decode and prompt in tokens/s (estimates)"]
+        device = answers[0].hardware.name
+        lines = [tell("on {device}; decode and prompt in tokens/s (estimates)", device=device)]
         lines += comparison(answers)
         if args.why:
             lines += model_report.wrapped(model_report.why_lines(answers), _width())
-        lines += model_report.wrapped([f"{name}: {failures[name]}" for name in failures], _width())
+        failed = [say("{name}: {why}", name=name, why=failures[name]) for name in failures]
+        lines += model_report.wrapped(failed, _width())
         print(for_terminal("\n".join(lines)))
     return 0 if not failures and all(answer.fits for answer in answers) else 1
 
@@ -199,14 +204,14 @@ def _announce(models: list[str], download_dir: str | None) -> None:
 
     for model in models:
         if said := whole_fetch(model, download_dir):
-            print(said, file=sys.stderr)
+            print(told(said), file=sys.stderr)
 
 
 def _plot(answers: "list[Answer]", path: Path) -> None:
     from pagoda.doctor.plot import draw
 
     draw(answers, path)
-    print(f"The picture is in {path}.", file=sys.stderr)
+    print(tell("The picture is in {path}.", path=path), file=sys.stderr)
 
 
 def _width() -> int:

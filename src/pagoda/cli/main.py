@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pagoda.base.errors import PagodaError
 from pagoda.base.near import nearest
 from pagoda.base.printable import for_terminal
+from pagoda.base.words import LANGUAGES, message_of, say, speak, tell, told
 from pagoda.version import __version__
 
 if TYPE_CHECKING:
@@ -58,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (PagodaError, OSError) as error:
-        return _report(words, str(error), error)
+        return _report(words, message_of(error), error)
     except Exception as error:  # noqa: BLE001 - the process's edge
         if _of_interrupt(error):
             return _INTERRUPTED
-        text = f"{type(error).__name__}: {error} (a bug; PAGODA_DEBUG=1 shows where)"
+        what = f"{type(error).__name__}: {error}"
+        text = say("{what} (a bug; PAGODA_DEBUG=1 shows where)", what=what)
         return _report(words, text, error)
 
 
@@ -76,18 +78,39 @@ def _of_interrupt(error: BaseException) -> bool:
 
 
 def _run(words: list[str]) -> int:
+    words, language = _without_language(words)
+    if words and words[0] in _VERSION_FLAGS:
+        print(f"pagoda {__version__}")
+        return 0
+    speak(language)
     if len(words) > 1 and words[0] == "help":
         words = [words[1], "--help"]
     if not words or words[0] in _HELP_FLAGS:
         print(_overview())
         return 0 if words else _USAGE_ERROR
     name, *rest = words
-    if name in _VERSION_FLAGS:
-        print(f"pagoda {__version__}")
-        return 0
     if name not in COMMANDS:
         return _unknown(name)
     return _run_command(name, rest)
+
+
+def _without_language(words: list[str]) -> tuple[list[str], str | None]:
+    """The words without `--lang zh` or `--lang=zh`, wherever it stands, and the language. One that
+    there is not stays, for the parser to complain of."""
+    kept: list[str] = []
+    language = None
+    for index, word in enumerate(words):
+        if word == "--":
+            return kept + words[index:], language
+        flag, _, value = word.partition("=")
+        if flag == "--lang" and value in LANGUAGES:
+            language = value
+        elif word in LANGUAGES and kept and kept[-1] == "--lang":
+            kept.pop()
+            language = word
+        else:
+            kept.append(word)
+    return kept, language
 
 
 def _run_command(name: str, words: list[str]) -> int:
@@ -124,13 +147,10 @@ def command_parser(name: str) -> "tuple[ModuleType, argparse.ArgumentParser]":
 
 
 def _overview() -> str:
-    lines = ["usage: pagoda COMMAND ...", "", "commands:"]
-    lines += [f"  {name:<12}{text}" for name, text in COMMANDS.items()]
-    lines += [
-        "",
-        "`pagoda COMMAND --help` lists a command's flags; `pagoda --version` the version.",
-    ]
-    return "\n".join(lines)
+    lines = [tell("usage: pagoda COMMAND ..."), "", tell("commands:")]
+    lines += [f"  {name:<12}{told(text)}" for name, text in COMMANDS.items()]
+    more = tell("`pagoda COMMAND --help` lists a command's flags; `pagoda --version` the version.")
+    return "\n".join([*lines, "", more])
 
 
 # As other programs for models call what they do.
@@ -139,8 +159,12 @@ _SYNONYMS = {"run": "chat", "start": "serve", "ls": "list", "show": "doctor", "r
 
 def _unknown(name: str) -> int:
     close = _SYNONYMS.get(name) or nearest(name, COMMANDS)
-    hint = f"; did you mean {close!r}?" if close else f"; there are: {', '.join(COMMANDS)}."
-    print(f"pagoda: there is no command {name!r}{hint}", file=sys.stderr)
+    if close:
+        text = tell("there is no command {name!r}; did you mean {close!r}?", name=name, close=close)
+    else:
+        known = ", ".join(COMMANDS)
+        text = tell("there is no command {name!r}; there are: {known}.", name=name, known=known)
+    print(f"pagoda: {text}", file=sys.stderr)
     return _USAGE_ERROR
 
 
@@ -149,5 +173,5 @@ def _report(words: list[str], text: str, error: Exception) -> int:
 
     if env.get("PAGODA_DEBUG"):
         raise error
-    print(f"pagoda {words[0] if words else ''}: {for_terminal(text)}", file=sys.stderr)
+    print(f"pagoda {words[0] if words else ''}: {for_terminal(told(text))}", file=sys.stderr)
     return 1

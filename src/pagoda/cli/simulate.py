@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--replicas", type=int, metavar="N", help="(default: 1)")
     group.add_argument(
         "--router", choices=ROUTERS, default="prefix-aware",
-        help="which replica a request goes to (default: %(default)s)",
+        help="which replica a request goes to (default: prefix-aware)",
     )  # fmt: skip
     group.add_argument(
         "--goal", action="append", default=[], metavar="GOAL",

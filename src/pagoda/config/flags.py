@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import parse_size, short_size
+from pagoda.base.words import message_of, say, tell, told
 from pagoda.config.adapters import AdapterConfig
 from pagoda.config.engine import (
     CacheConfig,
@@ -145,7 +146,7 @@ def _add_flag(group: Any, field: dataclasses.Field[Any]) -> None:
     kwargs: dict[str, Any] = {
         "dest": field.name,
         "default": argparse.SUPPRESS,
-        "help": (metadata["doc"] + _default_note(field)).replace("%", "%%"),
+        "help": _help(field),
     }
     kind = _base_type(field.type)
     if kind is bool:
@@ -179,7 +180,10 @@ class _Extend(argparse.Action):
                     for value in json.loads(values[0])
                 ]
             except ValueError:
-                parser.error(f"{option_string} is not a JSON list: {values[0]!r}.")
+                what = say(
+                    "{flag} is not a JSON list: {text!r}.", flag=option_string, text=values[0]
+                )
+                parser.error(what)
         setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *values))
 
 
@@ -191,12 +195,17 @@ def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
             return parse(text)
         except json.JSONDecodeError as error:
             raise argparse.ArgumentTypeError(
-                f"{text!r} is not JSON: {error}. In a shell, put it into single quotes."
+                tell(
+                    "{text!r} is not JSON: {error}. In a shell, put it into single quotes.",
+                    text=text,
+                    error=error,
+                )
             ) from error
         except ConfigError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            raise argparse.ArgumentTypeError(told(message_of(error))) from error
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"{text!r} is {_fault(error)}.") from error
+            fault = tell("{text!r} is {fault}.", text=text, fault=_fault(error))
+            raise argparse.ArgumentTypeError(fault) from error
 
     return read
 
@@ -204,8 +213,10 @@ def reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 def _fault(error: ValueError) -> str:
     """What Python's own words say of a text."""
     if "for int()" in str(error):
-        return "not a whole number"
-    return "not a number" if "to float" in str(error) else f"not understood ({error})"
+        return say("not a whole number")
+    if "to float" in str(error):
+        return say("not a number")
+    return say("not understood ({error})", error=error)
 
 
 def _base_type(annotation: Any) -> type:
@@ -223,11 +234,13 @@ def _metavar(field: dataclasses.Field[Any], kind: type) -> str:
     return {int: "N", float: "X", dict: "JSON"}.get(kind, fallback)
 
 
-def _default_note(field: dataclasses.Field[Any]) -> str:
-    default = field.default
+def _help(field: dataclasses.Field[Any]) -> str:
+    """The field's doc, with its default where that says something."""
+    doc, default = say(field.metadata["doc"]), field.default
     if default is dataclasses.MISSING or default in (None, False, (), ""):
-        return ""
+        return doc
     shown = " ".join(default) if isinstance(default, tuple) else default
     if field.metadata["parse"] is parse_size:
         shown = short_size(default)
-    return f" (default: {'on' if default is True else shown})"
+    shown = say("on") if default is True else shown
+    return say("{doc} (default: {default})", doc=doc, default=shown)

@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pagoda.base.words import say
+
 _ALL = "all"
-_TITLES = ("positional arguments", "options")
-"""argparse's own groups."""
 
 
 class HelpAction(argparse.Action):
@@ -48,10 +48,11 @@ def help_of(parser: argparse.ArgumentParser, usual: Sequence[str], word: str) ->
         for title, actions in found:
             _add(formatter, title, actions)
         if not found:
-            formatter.add_text(f"No flag and no group of flags has {word!r} in its name.")
+            nothing = say("No flag and no group of flags has {word!r} in its name.", word=word)
+            formatter.add_text(nothing)
     else:
-        _add(formatter, *_titled(parser, _TITLES[0]))
-        _add(formatter, "usual flags", [_action(parser, flag) for flag in usual])
+        _add(formatter, *_positionals(parser))
+        _add(formatter, say("usual flags"), [_action(parser, flag) for flag in usual])
     formatter.add_text(_more(parser))
     if not word:
         formatter.add_text(parser.epilog)
@@ -76,7 +77,8 @@ def _action(parser: argparse.ArgumentParser, flag: str) -> argparse.Action:
     return parser._option_string_actions[flag]
 
 
-def _titled(parser: argparse.ArgumentParser, title: str) -> tuple[str, list[argparse.Action]]:
+def _positionals(parser: argparse.ArgumentParser) -> tuple[str, list[argparse.Action]]:
+    title = str(parser._positionals.title)
     return next((each for each in _groups(parser) if each[0] == title), (title, []))
 
 
@@ -95,9 +97,13 @@ def _add(formatter: Any, title: str, actions: Sequence[argparse.Action]) -> None
 
 
 def _more(parser: argparse.ArgumentParser) -> str:
-    titles = [title for title, _ in _groups(parser) if title not in _TITLES]
-    count = sum(len(actions) for title, actions in _groups(parser) if title != _TITLES[0])
-    return (
-        f"`{parser.prog} --help=all` shows all {count} flags, --help=WORD a group of them "
-        f"({', '.join(titles)}) or those with WORD in their names."
+    positionals, options = parser._positionals.title, parser._optionals.title
+    titles = [title for title, _ in _groups(parser) if title not in (positionals, options)]
+    count = sum(len(actions) for title, actions in _groups(parser) if title != positionals)
+    return say(
+        "`{program} --help=all` shows all {count} flags, --help=WORD a group of them ({titles}) or "
+        "those with WORD in their names.",
+        program=parser.prog,
+        count=count,
+        titles=", ".join(titles),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 
 
 def option(
@@ -49,11 +50,25 @@ def _check(field: dataclasses.Field[Any], value: Any) -> None:
     choices, bounds = field.metadata["choices"], field.metadata["bounds"]
     if choices is not None and value not in choices:
         raise ConfigError(
-            f"{flag_name(field.name)} is {value!r}; it takes one of: {', '.join(choices)}."
+            say(
+                "{flag} is {value!r}; it takes one of: {choices}.",
+                flag=flag_name(field.name),
+                value=value,
+                choices=", ".join(choices),
+            )
         )
     if bounds is None or not isinstance(value, int | float):
         return
     low, high = bounds
     if not low <= value <= high:
-        most = "" if math.isinf(high) else f" and at most {high}"
-        raise ConfigError(f"{flag_name(field.name)} is {value}; it must be at least {low}{most}.")
+        raise ConfigError(
+            say(
+                "{flag} is {value}; it must be at least {low}."
+                if math.isinf(high)
+                else "{flag} is {value}; it must be at least {low} and at most {high}.",
+                flag=flag_name(field.name),
+                value=value,
+                low=low,
+                high=high,
+            )
+        )

@@ -14,17 +14,49 @@ from typing import Any, NoReturn
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
+from pagoda.base.words import LANGUAGES, say, tell, told
 from pagoda.config.helping import HelpAction
 
 _SAID = {"true": True, "false": False}
 _OPTIMIZATION = re.compile(r"^-O(\d)$")
 
 
+_IN_USAGES = (say("[flags of serve]"), say("[flags]"))
+# argparse asks a function of this name, gettext's, for its own words.
+argparse._ = told  # type: ignore[attr-defined]  # as above
+
+
 class _HelpFormatter(argparse.HelpFormatter):
-    """One spelling per line of help: `-tp, --tensor-parallel-size N`, `--[no-]warmup`."""
+    """One spelling per line of help: `-tp, --tensor-parallel-size N`, `--[no-]warmup`; in the
+    language spoken, which the parser's own texts are not."""
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30)
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(heading and told(heading))
+
+    def add_text(self, text: str | None) -> None:
+        super().add_text(text and told(text))
+
+    def add_usage(self, usage: str | None, *args: Any, **kwargs: Any) -> None:
+        for words in _IN_USAGES:
+            usage = usage and usage.replace(words, told(words))
+        super().add_usage(usage, *args, **kwargs)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        """A help is no `%` format here."""
+        return told(action.help or "")
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        from pagoda.base.columns import wrap_prose
+
+        return wrap_prose(" ".join(text.split()), width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        from pagoda.base.columns import wrap_prose
+
+        return "\n".join(wrap_prose(" ".join(text.split()), width, indent))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -49,7 +81,12 @@ class FlagParser(argparse.ArgumentParser):
             **kwargs,
         )
         if usual:
-            self.add_argument("-h", "--help", action=HelpAction, usual=usual)
+            self.add_argument("-h", "--help", action=HelpAction, usual=(*usual, "--lang"))
+        # `pagoda` reads it before there is a parser.
+        self.add_argument(
+            "--lang", choices=LANGUAGES, default=argparse.SUPPRESS,
+            help="language of help, doctor and errors; by default PAGODA_LANG or the locale",
+        )  # fmt: skip
 
     def parse_known_args(  # type: ignore[override]  # one form of typeshed's overloads is used
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -94,19 +131,22 @@ class FlagParser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        more = tell("See `{program} --help`.", program=self.prog)
+        sys.stderr.write(f"{self.prog}: {told(message)}\n{more}\n")
         raise SystemExit(2)
 
     def _explain(self, left: list[str]) -> str:
         flag = next((word.partition("=")[0] for word in left if word.startswith("-")), None)
         if flag is None:
-            return f"unexpected argument {left[0]!r}."
+            return say("unexpected argument {word!r}.", word=left[0])
         shown: list[str] = []
         hidden: list[str] = []
         for known, action in self._option_string_actions.items():
             (hidden if action.help == argparse.SUPPRESS else shown).append(known)
         close = nearest(flag, shown, hidden)
-        return f"unknown flag {flag}" + (f"; did you mean {close}?" if close else ".")
+        if close:
+            return say("unknown flag {flag}; did you mean {close}?", flag=flag, close=close)
+        return say("unknown flag {flag}.", flag=flag)
 
 
 def normalise(words: Sequence[str], known: Container[str] = ()) -> list[str]:
@@ -138,7 +178,7 @@ def normalise(words: Sequence[str], known: Container[str] = ()) -> list[str]:
         else:
             pending = (head, path)
     if pending is not None:
-        raise ConfigError(f"{pending[0]}.{'.'.join(pending[1])} needs a value.")
+        raise ConfigError(say("{flag} needs a value.", flag=".".join([pending[0], *pending[1]])))
     return out
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pagoda.base.errors import CapacityError, ConfigError
+from pagoda.base.words import message_of, say
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.command import differences, fields_of, serve_command
 from pagoda.doctor.findings import Finding
@@ -100,7 +101,7 @@ class Answer:
             return []
         values = {**fields_of(self.config), **fields_of(self.resolution.config)}
         asked = differences(self.asked)
-        flags = [Flag(name, values[name], "as you ask", True) for name in asked]
+        flags = [Flag(name, values[name], say("as you ask"), True) for name in asked]
         chosen: dict[str, Reason] = {}
         for reason in self.reasons():
             if reason.field in values and reason.field not in asked:
@@ -123,7 +124,7 @@ def answer(
     one = hardware.count == 1 or subject.draft is not None
     if devices > 1 or one or hardware.facts.device == "cpu":
         return _answer_on(subject, hardware, asked, users)
-    why = f"of {hardware.count} devices; the fastest that has room for the context"
+    why = say("of {count} devices; the fastest that has room for the context", count=hardware.count)
     quick = condensed(subject)
     tensors = quick.rounded(asked.model.quantization)
     sizes = [size for size in range(1, hardware.count + 1) if can_split(quick.spec, tensors, size)]
@@ -179,7 +180,7 @@ def _answer_on(
         resolution = resolved(config, subject, hardware)
         check_addresses(resolution.plan, subject.file_bytes, hardware.address_space)
     except CapacityError as error:
-        return replace(made, problem=str(error))
+        return replace(made, problem=message_of(error))
     return replace(made, resolution=resolution)
 
 
@@ -234,15 +235,19 @@ def _for_users(config: EngineConfig, users: Users, choices: list[Reason]) -> Eng
     length = model.max_model_len
     if isinstance(length, int) and length < users.tokens:
         raise ConfigError(
-            f"--for asks for {users.tokens:,} tokens each, and --max-model-len {length:,} allows "
-            "less; raise it or leave it out."
+            say(
+                "--for asks for {tokens:,} tokens each, and --max-model-len {length:,} allows "
+                "less; raise it or leave it out.",
+                tokens=users.tokens,
+                length=length,
+            )
         )
     if not isinstance(model.max_model_len, int):
         model = replace(model, max_model_len=users.tokens)
-        choices.append(Reason("max_model_len", users.tokens, "what each user has"))
+        choices.append(Reason("max_model_len", users.tokens, say("what each user has")))
     if scheduler.max_num_seqs == "auto":
         scheduler = replace(scheduler, max_num_seqs=users.count)
-        choices.append(Reason("max_num_seqs", users.count, "all users at once"))
+        choices.append(Reason("max_num_seqs", users.count, say("all users at once")))
     return replace(config, model=model, scheduler=scheduler)
 
 
@@ -296,6 +301,9 @@ def _with_room(
     plan = resolved(config, subject, hardware).plan
     if plan.kv_pool >= found.needed:
         return config
-    why = f"all {found.users.count} at once; the default is {plan.kv_pool >> 20} MiB"
+    why = say(
+        "all {count} at once; the default is {size} MiB",
+        count=found.users.count, size=plan.kv_pool >> 20,
+    )  # fmt: skip
     choices.append(Reason("kv_cache_memory_bytes", found.needed, why))
     return replace(config, cache=replace(config.cache, kv_cache_memory_bytes=found.needed))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.words import message_of
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer, answer, with_speed
 from pagoda.doctor.findings import Finding
@@ -111,7 +112,7 @@ class _Kept:
             except PagodaError as error:
                 if self.failures is None or (item is items[-1] and not made):
                     raise
-                self.failures[name(item)] = str(error)
+                self.failures[name(item)] = message_of(error)
         return made
 
 

@@ -87,7 +87,7 @@ def _with_room(hardware: Hardware, freed: int) -> Hardware:
 def _in_short(made: Answer, verdict: Verdict, others: float) -> PlannedModel:
     spec, resolution, speeds = made.subject.spec, made.resolution, made.speeds
     found = PlannedModel(
-        verdict, made.problem, file_bytes=made.subject.file_bytes, writes=spec.writes_text
+        verdict, str(made.problem), file_bytes=made.subject.file_bytes, writes=spec.writes_text
     )
     if resolution is not None:
         plan = resolution.plan

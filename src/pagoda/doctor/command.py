@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.config.server import ServerConfig
@@ -77,7 +78,8 @@ def _escape(character: str) -> str:
 
 def key_note(command: str) -> list[str]:
     """What to do about a key that `serving_words` left out."""
-    return [f"The key is not repeated: put it into {_KEY} first."] if _KEY in command else []
+    note = say("The key is not repeated: put it into {variable} first.", variable=_KEY)
+    return [note] if _KEY in command else []
 
 
 def flag_words(name: str, value: Any) -> list[str]:

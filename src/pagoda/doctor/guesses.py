@@ -6,6 +6,7 @@ from functools import partial
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError
+from pagoda.base.words import Said, say
 from pagoda.config.speculation import SpeculationConfig
 from pagoda.core.kvcache.spec import kv_groups
 from pagoda.doctor.answer import Answer, resolved
@@ -28,7 +29,7 @@ def with_guesses(made: Answer, measured: DeviceSpeed | None = None) -> Answer:
     if not isinstance(plain, Resolution):
         return made
     method = resolution.config.speculation.method
-    why = next((r.why for r in resolution.reasons if r.field == "speculation"), "as you ask")
+    why = next((r.why for r in resolution.reasons if r.field == "speculation"), say("as you ask"))
     ways = tuple(_ways(made, resolution, plain, measured))
     return replace(made, guesses=Guesses(method, why, ways))
 
@@ -54,7 +55,10 @@ def _ways(
             continue
         if found.method != wanted:
             reasons = (reason.why for reason in other.reasons if reason.field == "speculation")
-            yield Way(wanted, flags, 0, problem=next(reasons, "").partition(": ")[2])
+            why = next(reasons, "")
+            # That of a method which stands in for the one that was asked for.
+            problem = why.fields.get("why", "") if isinstance(why, Said) else ""
+            yield Way(wanted, flags, 0, problem=problem)
             continue
         yield timed(_way(wanted, flags, other, plain), other)
 
@@ -65,7 +69,7 @@ def _resolved(made: Answer, speculation: Mapping[str, object]) -> Resolution | s
     try:
         return resolved(other, without_drafts(made.subject), made.hardware)
     except CapacityError:
-        return "it does not fit beside the rest"
+        return say("it does not fit beside the rest")
 
 
 def _way(method: str, flags: str, resolution: Resolution, plain: Resolution) -> Way:

@@ -3,16 +3,17 @@
 from typing import Any
 
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, with_semicolons
 from pagoda.doctor.ways import Guesses, Way
 from pagoda.planner.devices.guess_speed import CHANCE, tokens_of_step
 from pagoda.planner.devices.speed import Range
 
 WORDS = {
-    "suffix": "what stood in the request or in recent replies",
-    "ngram": "what stood in the request",
-    "mtp": "the checkpoint's draft head",
-    "draft": "the draft model",
-    "eagle3": "the EAGLE head",
+    "suffix": say("what stood in the request or in recent replies"),
+    "ngram": say("what stood in the request"),
+    "mtp": say("the checkpoint's draft head"),
+    "draft": say("the draft model"),
+    "eagle3": say("the EAGLE head"),
 }
 """What each method guesses from."""
 
@@ -23,13 +24,26 @@ def guess_lines(guesses: Guesses | None) -> list[str]:
         return []
     best = guesses.best
     timed = any(way.gains for way in guesses.ways)
-    advice = "none of them is faster here" if timed else "what they gain here is not known"
-    if best is not None:
-        advice = f"use {best.flags}" if best.flags else "keep it"
-        advice += ", where replies repeat their prompts" if best.copies and best.flags else ""
-    in_use = "nothing guesses" if guesses.method == "none" else f"{guesses.method} guesses"
-    first = f"guesses (estimate, if {CHANCE * 10:g} of 10 come true): {in_use} ({guesses.why})"
-    return [f"{first}; {advice}", *(f"  {_line(way)}" for way in guesses.ways)]
+    advice = say("none of them is faster here" if timed else "what they gain here is not known")
+    if best is not None and not best.flags:
+        advice = say("keep it")
+    elif best is not None:
+        advice = say(
+            "use {flags}, where replies repeat their prompts" if best.copies else "use {flags}",
+            flags=best.flags,
+        )
+    in_use = say(
+        "nothing guesses" if guesses.method == "none" else "{method} guesses",
+        method=guesses.method,
+    )
+    first = say(
+        "guesses (estimate, if {right:g} of 10 come true): {in_use} ({why}); {advice}",
+        right=CHANCE * 10,
+        in_use=in_use,
+        why=guesses.why,
+        advice=advice,
+    )
+    return [first, *(say("  {way}", way=_line(way)) for way in guesses.ways)]
 
 
 def guesses_json(guesses: Guesses) -> dict[str, Any]:
@@ -61,19 +75,30 @@ def _way_json(way: Way) -> dict[str, Any]:
 
 
 def _line(way: Way) -> str:
-    said = f"{way.flags or way.method}: {WORDS[way.method]}"
-    if way.most:
-        said += f", up to {way.most} tokens at a time"
+    said = say(
+        "{way}: {from_what}, up to {most} tokens at a time" if way.most else "{way}: {from_what}",
+        way=way.flags or way.method,
+        from_what=WORDS[way.method],
+        most=way.most,
+    )
+    parts: list[str] = [said]
     if way.decode_range is not None:
-        said += f"; {_speed(way, way.decode_range)}"
+        parts.append(_speed(way, way.decode_range))
     if way.memory and not way.copies:
-        said += f"; {format_bytes(way.memory)} more memory"
-    return said + (f"; not here: {way.problem}" if way.problem else "")
+        parts.append(say("{size} more memory", size=format_bytes(way.memory)))
+    if way.problem:
+        parts.append(say("not here: {problem}", problem=way.problem))
+    return with_semicolons(parts)
 
 
 def _speed(way: Way, decode: Range) -> str:
     if not any(gain.guesses for gain in way.gains):
-        return "none would be verified, as a guess costs more than it gains"
-    span = " to ".join(f"{bound:,.0f}" if bound >= 10 else f"{bound:.1f}" for bound in decode)
-    where = "where a reply repeats them, and as without elsewhere" if way.copies else "on any text"
-    return f"{span} tokens/s {where}"
+        return say("none would be verified, as a guess costs more than it gains")
+    low, high = (f"{bound:,.0f}" if bound >= 10 else f"{bound:.1f}" for bound in decode)
+    return say(
+        "{low} to {high} tokens/s where a reply repeats them, and as without elsewhere"
+        if way.copies
+        else "{low} to {high} tokens/s on any text",
+        low=low,
+        high=high,
+    )

@@ -1,12 +1,13 @@
 """An answer as text for a terminal, and as plain values for `--json`."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from pagoda.base.columns import columns, left, right, wrap
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, tell, told
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, differences, flag_words, key_note, quoted
@@ -20,10 +21,11 @@ from pagoda.doctor.subject import ASSUMED, HEADERS
 from pagoda.planner.devices.speed import PROMPT_TOKENS, Range
 from pagoda.planner.memory.plan import MemoryPlan
 
+_EXACT, _ESTIMATE, _AT_MOST = say("exact"), say("estimate"), say("at most")
 _BASES = {
-    "weights": "exact", "KV pool": "exact", "positions": "exact", "activations": "estimate",
-    "captured steps": "at most", "process": "estimate", "staging": "exact",
-    "in host memory": "exact", "on disk": "exact", "draft model": "exact",
+    "weights": _EXACT, "KV pool": _EXACT, "positions": _EXACT, "activations": _ESTIMATE,
+    "captured steps": _AT_MOST, "process": _ESTIMATE, "staging": _EXACT,
+    "in host memory": _EXACT, "on disk": _EXACT, "draft model": _EXACT,
 }  # fmt: skip
 
 _FROM_HEADERS = frozenset(("weights", "staging", "in host memory", "on disk"))
@@ -48,8 +50,8 @@ def lines(answer: Answer, remedies: Sequence[Remedy], why: bool, width: int) -> 
 
 
 def wrapped(lines: Sequence[str], width: int) -> list[str]:
-    """Lines of at most `width`, commands apart."""
-    whole = [part for line in lines for part in line.split("\n")]
+    """Lines of at most `width` columns in the language spoken, commands apart."""
+    whole = [part for line in lines for part in told(line).split("\n")]
     return [part for line in whole for part in _wrap(line, width)]
 
 
@@ -57,7 +59,7 @@ def why_lines(answers: Sequence[Answer]) -> list[str]:
     """Why each of several models each has its flags, or why it does not fit."""
     out = []
     for answer in answers:
-        said = _flags(answer, True)[1:] if answer.resolution else [f"  {answer.problem}"]
+        said = _flags(answer, True)[1:] if answer.resolution else [_indented(answer.problem)]
         out += ["", answer.subject.ref, *said]
     return out
 
@@ -134,51 +136,79 @@ def as_json(answer: Answer, remedies: Sequence[Remedy]) -> dict[str, Any]:
 
 def heading(answer: Answer) -> list[str]:
     facts, basis = answer.hardware.facts, answer.subject.basis
-    where = "here" if answer.hardware.here else "not here"
-    free = f"{format_bytes(facts.free_memory)} of {format_bytes(facts.total_memory)} free"
-    each = " each" if answer.hardware.count > 1 else ""
-    what = f"{answer.subject.ref}: {answer.subject.spec.architecture}, sizes from {basis}"
+    what = say(
+        "{model}: {architecture}, sizes from {basis}",
+        model=answer.subject.ref,
+        architecture=answer.subject.spec.architecture,
+        basis=basis,
+    )
     if basis == ASSUMED:
-        what += " (what a file has quantized may differ by some percent)"
-    return [what, f"on {answer.hardware.name} ({where}), {free}{each}"]
+        what = say("{what} (what a file has quantized may differ by some percent)", what=what)
+    on = say(
+        "on {device} ({where}), {free} of {total} free each"
+        if answer.hardware.count > 1
+        else "on {device} ({where}), {free} of {total} free",
+        device=answer.hardware.name,
+        where=say("here" if answer.hardware.here else "not here"),
+        free=format_bytes(facts.free_memory),
+        total=format_bytes(facts.total_memory),
+    )
+    return [what, on]
 
 
 def _memory(answer: Answer, plan: MemoryPlan) -> list[str]:
     parallel = answer.config.parallel
-    each = "device" if parallel.num_ranks > 1 else "engine"
-    out = [f"memory per {each}" if parallel.num_devices > 1 else "memory"]
+    out = [tell("memory")]
+    if parallel.num_devices > 1:
+        out = [tell("memory per device" if parallel.num_ranks > 1 else "memory per engine")]
     out += [_memory_row(answer, row) for row in plan.rows()]
-    out.append(f"  {'together':<14}{format_bytes(plan.total):>12}")
+    out.append(memory_row(tell("together"), format_bytes(plan.total)))
     if parallel.data_parallel_size > 1:
         total = format_bytes(plan.total * parallel.num_devices)
-        out.append(f"  {f'{parallel.data_parallel_size} engines':<14}{total:>12}")
+        engines = tell("{count} engines", count=parallel.data_parallel_size)
+        out.append(memory_row(engines, total))
     return out + [_memory_row(answer, row) for row in plan.host_rows()]
 
 
 def _memory_row(answer: Answer, row: dict[str, Any]) -> str:
-    size, kind = format_bytes(row["bytes"]), _exactness(answer, row["item"])
-    return f"  {row['item']:<14}{size:>12}  {kind:<9} {_detail(answer, row)}"
+    kind = _exactness(answer, row["item"])
+    detail = _detail(answer, row)
+    return memory_row(row["item"], format_bytes(row["bytes"]), kind, detail)
+
+
+def memory_row(item: str, size: str, kind: str = "", detail: str = "", width: int = 12) -> str:
+    """A row of a table of memory, with `width` columns for the size."""
+    first = f"  {left(told(item), 14)}{right(size, width)}"
+    return f"{first}  {left(told(kind), 9)} {told(detail)}" if detail else first
 
 
 def _detail(answer: Answer, row: dict[str, Any]) -> str:
     if row["item"] == "weights" and answer.subject.basis != HEADERS:
-        return f"from {answer.subject.basis}"
-    return str(row["detail"])
+        return say("from {basis}", basis=answer.subject.basis)
+    detail: str = row["detail"]
+    return detail
 
 
 def _exactness(answer: Answer, item: str) -> str:
     if item in _FROM_HEADERS and answer.subject.basis == ASSUMED:
-        return "estimate"
+        return _ESTIMATE
     return _BASES[item]
 
 
 def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
     if not plan.groups:
         return []
-    per = " in each engine" if answer.config.parallel.data_parallel_size > 1 else ""
-    out = [
-        f"room{per}: {plan.kv_tokens:,} tokens of {format_bytes(plan.kv_bytes_per_token)} each; "
-        f"{_requests(plan.concurrency)} of {plan.max_model_len:,} tokens at once"
+    out: list[str] = [
+        say(
+            "room in each engine: {tokens:,} tokens of {size} each; {requests} of {length:,} "
+            "tokens at once"
+            if answer.config.parallel.data_parallel_size > 1
+            else "room: {tokens:,} tokens of {size} each; {requests} of {length:,} tokens at once",
+            tokens=plan.kv_tokens,
+            size=format_bytes(plan.kv_bytes_per_token),
+            requests=_requests(plan.concurrency),
+            length=plan.max_model_len,
+        )
     ]
     if answer.users is not None:
         out.append(_users(answer))
@@ -188,14 +218,21 @@ def _room(answer: Answer, plan: MemoryPlan) -> list[str]:
 def _users(answer: Answer) -> str:
     assert answer.users is not None
     users = answer.users
-    asked = f"{_counted(users.users.count, 'user')} x {users.users.tokens:,} tokens"
-    verdict = "fit" if users.fits else "do not fit"
-    line = f"users: {asked} {verdict}: {format_bytes(users.needed)} of KV cache"
+    line = say(
+        "users: {users} x {tokens:,} tokens fit: {size} of KV cache"
+        if users.fits
+        else "users: {users} x {tokens:,} tokens do not fit: {size} of KV cache",
+        users=_users_counted(users.users.count),
+        tokens=users.users.tokens,
+        size=format_bytes(users.needed),
+    )
     if not users.longest:  # not even their steps fit: how many do is said by the remedies
         return line
-    return (
-        f"{line}; up to {_counted(users.most_users, 'user')} of that length, or "
-        f"{users.longest:,} tokens for each"
+    return say(
+        "{line}; up to {users} of that length, or {tokens:,} tokens for each",
+        line=line,
+        users=_users_counted(users.most_users),
+        tokens=users.longest,
     )
 
 
@@ -232,39 +269,55 @@ def _speed(answer: Answer) -> list[str]:
     if speeds is None:
         return []
     one = speeds.one
-    out = [
-        f"speed (estimate): {_span(one.decode_range)} tokens/s for one request behind "
-        f"{speeds.context:,} tokens, bound by {one.decode_bound}; "
-        f"{_span(speeds.empty.decode_range)} with an empty context; prompts "
-        f"of {PROMPT_TOKENS} tokens {_span(one.prefill_range)} tokens/s, bound by "
-        f"{one.prefill_bound}"
+    out: list[str] = [
+        say(
+            "speed (estimate): {decode} tokens/s for one request behind {context:,} tokens, bound "
+            "by {bound}; {empty} with an empty context; prompts of {prompt} tokens {prefill} "
+            "tokens/s, bound by {prefill_bound}",
+            decode=_span(one.decode_range),
+            context=speeds.context,
+            bound=one.decode_bound,
+            empty=_span(speeds.empty.decode_range),
+            prompt=PROMPT_TOKENS,
+            prefill=_span(one.prefill_range),
+            prefill_bound=one.prefill_bound,
+        )
     ]
     together, empty = speeds.together, speeds.together_empty
     if together is not None and empty is not None:
         out.append(
-            f"{speeds.requests:,} requests at once: {_span(together.decode_range)} tokens/s "
-            f"together where each is behind {speeds.context:,} tokens; "
-            f"{_span(empty.decode_range)} with empty contexts"
+            say(
+                "{count:,} requests at once: {decode} tokens/s together where each is behind "
+                "{context:,} tokens; {empty} with empty contexts",
+                count=speeds.requests,
+                decode=_span(together.decode_range),
+                context=speeds.context,
+                empty=_span(empty.decode_range),
+            )
         )
     return out
 
 
 def _span(bounds: Range) -> str:
-    return " to ".join(_rounded(bound) for bound in bounds)
+    low, high = bounds
+    return say("{low} to {high}", low=_rounded(low), high=_rounded(high))
 
 
 def finding_words(findings: Sequence[Finding]) -> list[str]:
     return [
-        f"{finding.topic}: {finding.text}" + (f". {finding.fix}" if finding.fix else "")
+        say(
+            "{topic}: {text}. {fix}" if finding.fix else "{topic}: {text}",
+            topic=finding.topic, text=finding.text, fix=finding.fix,
+        )
         for finding in findings
-    ]
+    ]  # fmt: skip
 
 
 def would_fit(remedies: Sequence[Remedy]) -> list[str]:
     """With one at least."""
-    out = ["What would fit:"]
+    out: list[str] = [say("What would fit:")]
     for remedy in remedies:
-        out += [f"  {remedy.words}:", INDENT + remedy.command]
+        out += [say("  {what}:", what=remedy.words), INDENT + remedy.command]
     return out + key_note(remedies[0].command)
 
 
@@ -276,19 +329,30 @@ def _flags(answer: Answer, why: bool) -> list[str]:
     flags = _shown(answer)
     if not why:
         words = "  ".join(_typed(flag) for flag in flags)
-        return [f"flags, chosen unless given (--why for the reasons): {words}"]
-    out = ["flags"]
+        return [flags_line(words)]
+    out: list[str] = [say("flags")]
     for reason in answer.reasons():
+        known = {"value": reason.value, "why": reason.why}
         if reason.field == _STORED:
-            out.append(f"  weights are {reason.value}: {reason.why}")
+            out.append(say("  weights are {value}: {why}", **known))
         elif reason.field == _CAPTURED:
-            out.append(f"  prompts are captured up to {reason.value:,} {reason.why}")
+            out.append(say("  prompts are captured up to {value:,} {why}", **known))
         elif reason.field == _ON_DISK:
-            out.append(f"  experts of {reason.value} are read from disk: {reason.why}")
+            out.append(say("  experts of {value} are read from disk: {why}", **known))
     for flag in flags:
-        size = f" ({format_bytes(flag.value)})" if flag.name.endswith("_bytes") else ""
-        out.append(f"  {_typed(flag)}{size}: {flag.why}")
+        typed = _typed(flag)
+        if flag.name.endswith("_bytes"):
+            typed = say("{flag} ({size})", flag=typed, size=format_bytes(flag.value))
+        out.append(flag_line(typed, flag.why))
     return out
+
+
+def flags_line(words: str) -> str:
+    return say("flags, chosen unless given (--why for the reasons): {flags}", flags=words)
+
+
+def flag_line(typed: str, why: str) -> str:
+    return say("  {flag}: {why}", flag=typed, why=why)
 
 
 def _typed(flag: Flag) -> str:
@@ -312,15 +376,26 @@ def _shown(answer: Answer) -> list[Flag]:
 
 
 def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
-    where = "here" if answer.hardware.here else f"on {answer.hardware.name}"
+    where = place(answer)
+    out: list[str]
     if answer.fits:
-        once = " once its files are there" if answer.subject.missing else ""
-        out = [f"It runs {where}{once}:", INDENT + answer.command]
-        also = "It would be all in memory with" if streams(answer) else "It also runs with"
+        runs = say(
+            "It runs {where} once its files are there:"
+            if answer.subject.missing
+            else "It runs {where}:",
+            where=where,
+        )
+        out = [runs, INDENT + answer.command]
         for remedy in remedies:
-            out += [f"{also} {remedy.words}:", INDENT + remedy.command]
+            also = say(
+                "It would be all in memory with {what}:"
+                if streams(answer)
+                else "It also runs with {what}:",
+                what=remedy.words,
+            )
+            out += [also, INDENT + remedy.command]
         return out + key_note(answer.command)
-    out = [f"It does not fit {where}."]
+    out = [say("It does not fit {where}.", where=where)]
     if answer.problem:
         out.append(answer.problem)
     if answer.users is not None and answer.users.needed and answer.resolution is None:
@@ -330,30 +405,39 @@ def _verdict(answer: Answer, remedies: Sequence[Remedy]) -> list[str]:
     return [*out, _nothing_helps(answer)]
 
 
+def place(answer: Answer) -> str:
+    """Where it runs."""
+    if answer.hardware.here:
+        return say("here")
+    return say("on {device}", device=answer.hardware.name)
+
+
 def _nothing_helps(answer: Answer) -> str:
-    more = "plan for GPUs with --gpu" if answer.hardware.here else "name larger GPUs, or more"
-    return (
+    return say(
         "No flags of this model would fit: take a file in fewer bits or a smaller model (pagoda "
-        f"doctor --compare A B puts several side by side), or {more}."
+        "doctor --compare A B puts several side by side), or {more}.",
+        more=say(
+            "plan for GPUs with --gpu" if answer.hardware.here else "name larger GPUs, or more"
+        ),
     )
 
 
+def _indented(text: str) -> str:
+    return say("  {text}", text=text)
+
+
 def _wrap(line: str, width: int) -> list[str]:
-    if len(line) <= width or line.startswith(INDENT):
+    if columns(line) <= width or line.startswith(INDENT):
         return [line]
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.wrap(
-        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True,
-    )  # fmt: skip
+    return wrap(line, width, later=" " * (len(line) - len(line.lstrip()) + 2))
 
 
 def _requests(count: float) -> str:
     """What has room, so rounded down; a part of a request matters below ten only."""
     tenths = math.floor(count * 10) / 10
     text = f"{tenths:.1f}".removesuffix(".0") if count < 10 else f"{math.floor(count):,}"
-    return f"{text} {'request' if text == '1' else 'requests'}"
+    return say("{count} request" if text == "1" else "{count} requests", count=text)
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def _users_counted(count: int) -> str:
+    return say("{count:,} user" if count == 1 else "{count:,} users", count=count)

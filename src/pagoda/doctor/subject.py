@@ -10,6 +10,7 @@ from typing import Any
 from pagoda.arch.registry import spec_for
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import SourceError
+from pagoda.base.words import message_of, say
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.planner.draft_model import (
     DraftModel,
@@ -29,7 +30,7 @@ from pagoda.weights.jsonfile import read_json
 from pagoda.weights.safetensors import INDEX_NAME
 from pagoda.weights.source import parse_ref
 
-HEADERS, ASSUMED, DUMMY = "headers", "config.json alone", "random weights"
+HEADERS, ASSUMED, DUMMY = say("headers"), say("config.json alone"), say("random weights")
 
 
 @dataclass(frozen=True)
@@ -153,10 +154,14 @@ def _from_catalogue(model: ModelConfig, error: SourceError) -> Subject:
     config = config_of(ref.name) if plain else None
     if config is None:
         raise SourceError(
-            f"{error} To plan it, a folder with its config.json is enough: pagoda doctor FOLDER. "
-            f"Known without a network: {', '.join(names())}."
+            say(
+                "{error} To plan it, a folder with its config.json is enough: pagoda doctor "
+                "FOLDER. Known without a network: {names}.",
+                error=message_of(error),
+                names=", ".join(names()),
+            )
         ) from error
-    return replace(_of_config(model, config), unreached=str(error))
+    return replace(_of_config(model, config), unreached=message_of(error))
 
 
 def _is_draft(name: str) -> bool:
@@ -175,12 +180,15 @@ def _missing(model: ModelConfig, files: ModelFiles) -> tuple[str, ...]:
     """The files that a model on this machine lacks; a hub's other files come when it is served."""
     if files.kind == "gguf" or parse_ref(model.model).kind != "local":
         return ()
-    found = []
+    found: list[str] = []
     if model.load_format != "dummy" and not files.weight_paths():
         path = files.folder / INDEX_NAME
         index = read_json(path).get("weight_map") if path.is_file() else None
         shards = sorted(set(index.values())) if isinstance(index, dict) else []
-        found.append(f"the weights ({shards[0]} and on)" if shards else "the weights")
+        missing = say("the weights")
+        if shards:
+            missing = say("the weights ({first} and on)", first=shards[0])
+        found.append(missing)
     if model.tokenizer is None and not any((files.folder / x).is_file() for x in VOCABULARIES):
         found.append("tokenizer.json")
     return tuple(found)

@@ -6,6 +6,7 @@ from pathlib import Path
 from pagoda.arch.adapters import expert_module
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.config.adapters import AdapterConfig
 from pagoda.planner.memory.plan import DTYPE_BYTES
 from pagoda.planner.memory.tensors import model_tensors
@@ -40,12 +41,14 @@ def resolve_adapters(
     slots, most = config.max_loras, config.max_lora_rank
     if not isinstance(slots, int):
         slots = len(named) + _SPARE
-        reasons.append(Reason("max_loras", slots, f"{len(named)} named, and {_SPARE} more"))
+        why = say("{count} named, and {more} more", count=len(named), more=_SPARE)
+        reasons.append(Reason("max_loras", slots, why))
     # Those of --lora may all apply at once.
     together = sum(ranks[adapter.path] for adapter in config.applied)
     if not isinstance(most, int):
         most = max(_LEAST_RANK, together, *ranks.values())
-        reasons.append(Reason("max_lora_rank", most, "what the named adapters need, at least 16"))
+        why = say("what the named adapters need, at least 16")
+        reasons.append(Reason("max_lora_rank", most, why))
     if len(named) > slots:
         raise ConfigError(
             f"--max-loras {slots} is less than the {len(named)} adapters that are named; raise it."

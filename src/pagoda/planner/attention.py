@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pagoda.arch.spec import AttentionSpec, ModelSpec
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.words import say, with_commas, with_or, with_semicolons
 from pagoda.core.kvcache.spec import KVLayout
 from pagoda.planner.reason import Reason
 
@@ -96,19 +97,21 @@ def choose_attention(
                 "Leave the flag out, or write auto."
             )
         chosen[kind] = name
-        words = f"{counts[kind]} layers with {kind}"
+        words = say("{count} layers with {kind}", count=counts[kind], kind=kind)
         if name == "triton" and 0 < facts.capability < _TENSOR_CORES:
-            words += (
-                "; prompts by torch, which alone uses the tensor cores of an "
-                f"sm_{facts.capability}, replies by Triton"
+            words = say(
+                "{layers}; prompts by torch, which alone uses the tensor cores of an "
+                "sm_{capability}, replies by Triton",
+                layers=words,
+                capability=facts.capability,
             )
-        others = "as asked" if wanted != "auto" else _others(name, declined)
-        reasons.append(Reason("attention", name, f"{words}; {others}"))
+        others = say("as asked") if wanted != "auto" else _others(name, declined)
+        reasons.append(Reason("attention", name, with_semicolons([words, others])))
     backend = Counter(chosen.values()).most_common(1)[0][0] if chosen else "torch"
     return AttentionChoice(
         layout,
         backend,
-        {kind: name for kind, name in chosen.items() if name != backend},
+        {str(kind): name for kind, name in chosen.items() if name != backend},
         library_prompts=0 < facts.capability < _TENSOR_CORES,
     )
 
@@ -125,60 +128,81 @@ def why_not(
     if backend == "torch":
         return None
     if facts.device == "cpu":
-        return "it computes on NVIDIA GPUs"
+        return say("it computes on NVIDIA GPUs")
     if mixer.latent is not None:
-        return "it has no latent attention, whose values are a part of its keys"
+        return say("it has no latent attention, whose values are a part of its keys")
     if backend == "triton":
         if dtype == "bfloat16" and 0 < facts.capability < _TENSOR_CORES:
-            return "bfloat16 needs sm_80 or later"
+            return say("bfloat16 needs sm_80 or later")
         if mixer.head_dim > _LARGEST_HEAD:
-            return f"its heads are {_LARGEST_HEAD} wide at most, and these {mixer.head_dim}"
+            return say(
+                "its heads are {most} wide at most, and these {width}",
+                most=_LARGEST_HEAD, width=mixer.head_dim,
+            )  # fmt: skip
         return None
     if backend not in facts.attention_libraries:
-        return "it is not installed, or this torch cannot call it"
+        return say("it is not installed, or this torch cannot call it")
     heads: tuple[int, ...] = (64, 128, 256)
     if backend == "flashinfer":
         if facts.capability < _TENSOR_CORES:
-            return f"it is made for sm_80 and later, and this GPU is an sm_{facts.capability}"
+            return say(
+                "it is made for sm_80 and later, and this GPU is an sm_{capability}",
+                capability=facts.capability,
+            )
     elif facts.capability // 10 == 10:
         heads = (64, 128)
     elif facts.capability != 90:
-        return f"paged, it is made for sm_90 and sm_100, and this GPU is an sm_{facts.capability}"
+        return say(
+            "paged, it is made for sm_90 and sm_100, and this GPU is an sm_{capability}",
+            capability=facts.capability,
+        )
     if dtype not in _HALVES:
-        return f"it computes in float16 and bfloat16, not in {dtype}"
+        return say("it computes in float16 and bfloat16, not in {dtype}", dtype=dtype)
     if kv_dtype not in ("auto", dtype):
-        return f"it does not read a cache of {kv_dtype} with activations in {dtype}"
+        return say(
+            "it does not read a cache of {cached} with activations in {dtype}",
+            cached=kv_dtype, dtype=dtype,
+        )  # fmt: skip
     if mixer.head_dim not in heads:
         sizes = ", ".join(map(str, heads))
-        return f"its heads are {sizes} wide, and these {mixer.head_dim}"
+        return say(
+            "its heads are {sizes} wide, and these {width}", sizes=sizes, width=mixer.head_dim
+        )
     if mixer.kind == "encoder":
-        return "it reads a cache, and an encoder has none"
+        return say("it reads a cache, and an encoder has none")
     if mixer.sinks:
-        return "it has no sinks"
+        return say("it has no sinks")
     if mixer.logit_cap is not None:
-        return "it does not cap logits here"
+        return say("it does not cap logits here")
     if mixer.chunked:
-        return "it has windows and no chunks"
+        return say("it has windows and no chunks")
     if mixer.heard is not None:
-        return "queries see the sound of their request alone here, and it has no mask for that"
+        return say("queries see the sound of their request alone here, and it has no mask for that")
     if mixer.both_ways:
-        return "the tokens of a picture see each other here, and it has no mask for them"
+        return say("the tokens of a picture see each other here, and it has no mask for them")
     return None
 
 
 def kind_of(mixer: AttentionSpec) -> str:
     """Words that say all that backends tell layers apart by."""
-    sight = "full attention"
+    sight = say("full attention")
     if mixer.window is not None:
-        sight = f"{'chunks' if mixer.chunked else 'a window'} of {mixer.window:,} tokens"
+        sight = say(
+            "chunks of {count:,} tokens" if mixer.chunked else "a window of {count:,} tokens",
+            count=mixer.window,
+        )
     if mixer.heard is not None:
-        sight = f"attention to {mixer.heard:,} tokens of sound"
+        sight = say("attention to {count:,} tokens of sound", count=mixer.heard)
     if mixer.kind == "encoder":
-        sight = "attention both ways"
-    sinks = ", sinks" if mixer.sinks else ""
-    cap = "" if mixer.logit_cap is None else ", capped logits"
-    latent = "" if mixer.latent is None else ", latent"
-    return f"{sight}, heads of {mixer.head_dim}{sinks}{cap}{latent}"
+        sight = say("attention both ways")
+    parts = [sight, say("heads of {width}", width=mixer.head_dim)]
+    if mixer.sinks:
+        parts.append(say("sinks"))
+    if mixer.logit_cap is not None:
+        parts.append(say("capped logits"))
+    if mixer.latent is not None:
+        parts.append(say("latent"))
+    return with_commas(parts)
 
 
 def _others(chosen: str, declined: Mapping[str, str | None]) -> str:
@@ -186,5 +210,7 @@ def _others(chosen: str, declined: Mapping[str, str | None]) -> str:
     by_reason: dict[str, list[str]] = {}
     for name, why in declined.items():
         if name != chosen:
-            by_reason.setdefault(why or "it is slower", []).append(name)
-    return "; ".join(f"not {' or '.join(names)}: {why}" for why, names in by_reason.items())
+            by_reason.setdefault(why or say("it is slower"), []).append(name)
+    return with_semicolons(
+        say("not {names}: {why}", names=with_or(names), why=why) for why, names in by_reason.items()
+    )

@@ -8,10 +8,11 @@ from pagoda.arch.encoder import EncoderSpec
 from pagoda.arch.spec import ModelSpec, PoolingMethod
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.planner.reason import Reason
 
-DTYPE_REASON = "the checkpoint is F32, and an encoder is small"
+DTYPE_REASON = say("the checkpoint is F32, and an encoder is small")
 
 
 def resolve_encoder(
@@ -25,7 +26,7 @@ def resolve_encoder(
     length = config.model.max_model_len
     if not isinstance(length, int):
         length = spec.max_position
-        reasons.append(Reason("max_model_len", length, "the model's own"))
+        reasons.append(Reason("max_model_len", length, say("the model's own")))
     positions = encoder.num_positions - encoder.position_offset
     if encoder.num_positions and not 1 <= length <= positions:
         raise ConfigError(
@@ -35,9 +36,10 @@ def resolve_encoder(
     tokens = config.scheduler.max_num_batched_tokens
     if tokens == "auto":
         tokens = max(512 if facts.device == "cpu" else 16384, length)
-        reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
+        why = say("default on {device}", device=facts.device)
+        reasons.append(Reason("max_num_batched_tokens", tokens, why))
     if int(tokens) < length:
-        why = f"not {tokens}: an encoder computes each text in one step"
+        why = say("not {tokens}: an encoder computes each text in one step", tokens=tokens)
         tokens = length
         reasons.append(Reason("max_num_batched_tokens", tokens, why))
     # No replies run beside the texts, so nothing paces them.

@@ -15,6 +15,7 @@ from pagoda.arch.stage import stage_of
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts, DeviceName
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig, SchedulerConfig
 from pagoda.core.kvcache.spec import KVLayout, kv_groups
 from pagoda.planner.adapters import adapter_bytes, expert_activations, resolve_adapters
@@ -68,7 +69,7 @@ _DTYPES: dict[str, DType] = {
     "half": "float16", "float16": "float16", "bfloat16": "bfloat16",
     "float": "float32", "float32": "float32",
 }  # fmt: skip
-_ROUNDED = {"fp8": "int8 (in place of fp8, and closer to the weights)"}
+_ROUNDED = {"fp8": say("int8 (in place of fp8, and closer to the weights)")}
 _KV_DTYPES: dict[str, CacheDType] = {
     "float16": "float16", "bfloat16": "bfloat16", "float32": "float32", "int8": "int8",
     "int8_per_token_head": "int8", "q4_0": "q4_0", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3",
@@ -107,8 +108,7 @@ def resolve(
     """
     spec = _drafting(config, spec, draft)
     storage = _main_storage(spec, tensors)
-    size = f"{parameter_count(spec) / 1e6:,.1f}M parameters, stored as {storage}"
-    reasons = [Reason("architecture", spec.architecture, size)]
+    reasons = [Reason("architecture", spec.architecture, _size(spec, storage))]
     on_cpu = facts.device == "cpu"
     # A CPU's kernels compute in a type of their own, a GPU's in any.
     packed = bool(facts.packed_storages) and (config.model.dtype == "auto" or not on_cpu)
@@ -133,7 +133,7 @@ def resolve(
         kv_dtype=kv_dtype, block_size=config.cache.block_size,
     )  # fmt: skip
     if config.cache.block_size is None and spec.encoder is None:
-        why = "what the kernels of attention read"
+        why = say("what the kernels of attention read")
         reasons.append(Reason("block_size", attention.layout.block_size, why))
     if spec.encoder is not None:
         config = resolve_encoder(config, spec, spec.encoder, facts, reasons)
@@ -256,6 +256,11 @@ def _check_can_quantize(config: EngineConfig, packed: bool) -> None:
     )
 
 
+def _size(spec: ModelSpec, storage: str) -> str:
+    size = parameter_count(spec) / 1e6
+    return say("{size:,.1f}M parameters, stored as {storage}", size=size, storage=storage)
+
+
 def _main_storage(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> str:
     """How most of the weights' bytes are stored."""
     nbytes: Counter[str] = Counter()
@@ -281,8 +286,8 @@ def _resolve_types(
     elif facts.packed_storages and facts.device == "cpu":
         dtype = "float32"
         cached = "float16" if storage == "F16" else "bfloat16"
-        kept = _kept(config, storage, facts)
-        reasons.append(Reason("dtype", dtype, f"activations; weights {kept}"))
+        why = say("activations; weights {kept}", kept=_kept(config, storage, facts))
+        reasons.append(Reason("dtype", dtype, why))
     elif spec.encoder is not None and storage == "F32":
         half: DType = "bfloat16" if spec.encoder.rms_norms else "float16"
         dtype = cached = "float32" if facts.device == "cpu" else half
@@ -291,18 +296,21 @@ def _resolve_types(
         dtype = "float16" if storage == "F16" else "bfloat16"
         if storage in PUBLISHED and spec.dtype == "float16":
             dtype = "float16"
-        expanded = "" if storage in ("BF16", "F16") else "; weights are converted as they load"
+        why = say("the checkpoint is {storage}", storage=storage)
         if held_as(storage, 0, facts.packed_storages) in facts.packed_storages or (
             config.model.quantization != "none"
         ):
-            expanded = f"; weights {_kept(config, storage, facts)}"
-        why = f"the checkpoint is {storage}{expanded}"
+            kept = _kept(config, storage, facts)
+            why = say("{checkpoint}; weights {kept}", checkpoint=why, kept=kept)
+        elif storage not in ("BF16", "F16"):
+            why = say("{checkpoint}; weights are converted as they load", checkpoint=why)
         if dtype == "bfloat16" and not facts.supports_bf16:
-            dtype, why = "float16", f"{facts.name or facts.device} has no bfloat16"
+            dtype = "float16"
+            why = say("{device} has no bfloat16", device=facts.name or facts.device)
         cached = dtype
         reasons.append(Reason("dtype", dtype, why))
     if asked_kv == "auto":
-        why = "as the activations" if cached == dtype else "half the bytes of float32"
+        why = say("as the activations" if cached == dtype else "half the bytes of float32")
         if spec.encoder is None:
             reasons.append(Reason("kv_cache_dtype", cached, why))
         return dtype, cached
@@ -327,9 +335,9 @@ def _resolve_types(
     if kv_dtype in ("fp8_e4m3", "fp8_e5m2"):
         if facts.device == "cpu":
             kv_dtype = "int8"
-            why = "in place of fp8: as many bits, and closer with its scale per token and head"
+            why = say("in place of fp8: as many bits, and closer with its scale per token and head")
         else:
-            why = "as asked; int8 takes 4 bytes more per token and head, and is closer"
+            why = say("as asked; int8 takes 4 bytes more per token and head, and is closer")
         reasons.append(Reason("kv_cache_dtype", kv_dtype, why))
     return dtype, kv_dtype
 
@@ -341,9 +349,11 @@ def _has_indexer(spec: ModelSpec) -> bool:
 def _kept(config: EngineConfig, storage: str, facts: DeviceFacts) -> str:
     method = config.model.quantization
     if method != "none":
-        return f"are rounded to {_ROUNDED.get(method, method)}"
+        return say("are rounded to {format}", format=_ROUNDED.get(method, method))
     held = held_as(storage, 0, facts.packed_storages)
-    return f"stay {held}" if held == storage else f"become {held}, for which there are kernels"
+    if held == storage:
+        return say("stay {format}", format=held)
+    return say("become {format}, for which there are kernels", format=held)
 
 
 def _resolve_device(
@@ -360,14 +370,15 @@ def _resolve_scheduler(
 ) -> ResolvedScheduler:
     on_cpu = facts.device == "cpu"
     reqs, tokens, bound = asked.max_num_seqs, asked.max_num_batched_tokens, asked.max_step_ms
+    usual = say("default on {device}", device=facts.device)
     if not isinstance(reqs, int):
         reqs = 64 if on_cpu else 256
-        reasons.append(Reason("max_num_seqs", reqs, f"default on {facts.device}"))
+        reasons.append(Reason("max_num_seqs", reqs, usual))
     if not isinstance(tokens, int):
         # Long enough for matrix products to reach their speed, short enough that a long prompt
         # does not hold up running streams.
         tokens = max(512 if on_cpu else 2048, reqs)
-        reasons.append(Reason("max_num_batched_tokens", tokens, f"default on {facts.device}"))
+        reasons.append(Reason("max_num_batched_tokens", tokens, usual))
     if tokens < reqs:
         raise ConfigError(
             f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {reqs}; "
@@ -375,7 +386,8 @@ def _resolve_scheduler(
         )
     if bound == "auto":
         bound = _STEP_BOUND
-        reasons.append(Reason("max_step_ms", bound, "a prompt slows running replies by no more"))
+        why = say("a prompt slows running replies by no more")
+        reasons.append(Reason("max_step_ms", bound, why))
     seconds = growth = math.inf
     if isinstance(bound, str):
         growth = float(bound.removesuffix("x"))
@@ -417,8 +429,9 @@ def _cuts(
     chunk = config.scheduler.max_num_batched_tokens
     nbytes = layer_bytes(spec, held, groups, context, chunk)
     cuts = even_cuts(nbytes, cut_places(spec), stages)
-    told = ", ".join(str(stop - first) for first, stop in itertools.pairwise(cuts))
-    reasons.append(Reason("pipeline_parallel_size", stages, f"stages of {told} layers, by bytes"))
+    sizes = ", ".join(str(stop - first) for first, stop in itertools.pairwise(cuts))
+    why = say("stages of {sizes} layers, by bytes", sizes=sizes)
+    reasons.append(Reason("pipeline_parallel_size", stages, why))
     return cuts
 
 

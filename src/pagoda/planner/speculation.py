@@ -6,6 +6,7 @@ from typing import cast
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.config.speculation import MODES
 from pagoda.planner.memory.tensors import parameter_count
@@ -21,7 +22,8 @@ _MOST_COPIED = 24
 _MOST_DRAFTED = 5
 # With more rows a step's time grows with each of them.
 _MOST_IN_STEP = 32
-_ASKED = "asked for"
+_NO_HEAD = say("the checkpoint has no draft head (MTP tensors)")
+_ASKED = say("asked for")
 
 
 def speculative_tokens(mode: str, devices: int, drafts: bool, override: int | None) -> Reason:
@@ -31,13 +33,17 @@ def speculative_tokens(mode: str, devices: int, drafts: bool, override: int | No
     if mode not in MODES:
         raise ConfigError(f"--mode {mode} is not known; it is one of {', '.join(MODES)}.")
     if not drafts:
-        return Reason(name, 0, "the checkpoint has no draft head (MTP tensors)")
+        return Reason(name, 0, _NO_HEAD)
     if override is not None:
         return Reason(name, override, "PAGODA_SPEC_TOKENS")
     if mode in _LENGTHS:
         return Reason(name, _LENGTHS[mode], f"--mode {mode}")
     length = 3 if devices <= _FEW_DEVICES else 4
-    return Reason(name, length, f"--mode auto on {devices} device{'s' * (devices > 1)}")
+    why = say(
+        "--mode auto on {count} device" if devices == 1 else "--mode auto on {count} devices",
+        count=devices,
+    )
+    return Reason(name, length, why)
 
 
 def with_draft_head(spec: ModelSpec, config: EngineConfig) -> ModelSpec:
@@ -58,19 +64,25 @@ def resolve_speculation(
     method, why = _method(spec, config)
     head = None if spec.draft_head is None or not spec.drafts else spec.draft_head.eagle3
     if method == "mtp" and not spec.drafts:
-        method, why = "suffix", f"in place of mtp: {_why_no_head(spec, config)}"
+        method, why = "suffix", say("in place of mtp: {why}", why=_why_no_head(spec, config))
     elif method == "draft" and spec.draft_model is not None:
         size = parameter_count(spec.draft_model) / 1e6
-        why = f"by {asked.model} of {size:,.1f}M parameters"
+        why = say("by {model} of {size:,.1f}M parameters", model=asked.model, size=size)
     elif method == "eagle3" and head is not None:
         layers = ", ".join(map(str, head.reads))
-        why = f"{head.source}, which reads what goes into layers {layers}"
+        why = say(
+            "{head}, which reads what goes into layers {layers}", head=head.source, layers=layers
+        )
     if method == "auto":
-        method, why = "none", f"default on {device}"
+        method, why = "none", say("default on {device}", device=device)
         if device == "cpu":
-            method, why = "suffix", "replies repeat their prompts and one another"
+            method, why = "suffix", say("replies repeat their prompts and one another")
         if asked.has_mode:
-            why = f"--mode {asked.mode} is for a draft head; {_why_no_head(spec, config)}"
+            why = say(
+                "--mode {mode} is for a draft head; {why}",
+                mode=asked.mode,
+                why=_why_no_head(spec, config),
+            )
     most = asked.count(
         "num_speculative_tokens", _MOST_DRAFTED if method == "draft" else _MOST_COPIED
     )
@@ -80,7 +92,7 @@ def resolve_speculation(
         most = asked.count("num_speculative_tokens", int(length.value))
         reasons.append(replace(length, value=most))
     if not most:
-        method, why = "none", "no tokens are to be guessed"
+        method, why = "none", say("no tokens are to be guessed")
     if why != _ASKED:
         reasons.append(Reason("speculation", method, why))
     if method == "none":
@@ -103,13 +115,13 @@ def _method(spec: ModelSpec, config: EngineConfig) -> tuple[str, str]:
     """What was asked for, and why that is taken; a mode asks for the head where there is one."""
     asked = config.speculation
     if asked.method == "auto" and asked.has_mode and spec.draft_head is not None:
-        return "mtp", f"--mode {asked.mode}, and the checkpoint has a draft head"
+        return "mtp", say("--mode {mode}, and the checkpoint has a draft head", mode=asked.mode)
     return asked.method, _ASKED
 
 
 def _why_no_head(spec: ModelSpec, config: EngineConfig) -> str:
     if spec.draft_head is None:
-        return "the checkpoint has no draft head (MTP tensors)"
+        return _NO_HEAD
     if config.parallel.num_ranks > 1:
-        return "a head drafts on one device only"
+        return say("a head drafts on one device only")
     return ""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pagoda.base.facts import DeviceFacts, MemoryNode
+from pagoda.base.words import say, with_commas
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.reason import Reason
 from pagoda.planner.resolved import NodeThreads
@@ -26,8 +27,12 @@ def resolve_threads(
         reasons.append(Reason("numa", "off", why))
         return threads, ()
     found = _dealt(facts.nodes, threads)
-    told = ", ".join(f"{node.threads} threads on node {node.memory}" for node in found)
-    reasons.append(Reason("numa", "auto", f"{told}; they read the weights in its memory"))
+    dealt = with_commas(
+        say("{threads} threads on node {node}", threads=node.threads, node=node.memory)
+        for node in found
+    )
+    why = say("{dealt}; they read the weights in its memory", dealt=dealt)
+    reasons.append(Reason("numa", "auto", why))
     return threads, found
 
 
@@ -35,20 +40,20 @@ def _why(threads: int, nodes: Sequence[MemoryNode]) -> str:
     cores = sum(len(node.cores) for node in nodes)
     cpus = sum(len(node.cpus) for node in nodes)
     if threads > cores > 0:
-        return f"measured to be faster than one on each of {cores} cores"
+        return say("measured to be faster than one on each of {cores} cores", cores=cores)
     if cores < cpus and threads == cores:
-        return f"one a core; {cpus} were measured to be no faster"
-    return "affinity and container quota"
+        return say("one a core; {threads} were measured to be no faster", threads=cpus)
+    return say("affinity and container quota")
 
 
 def _whole(config: EngineConfig, nodes: Sequence[MemoryNode], threads: int) -> str:
     """Why several memories are treated as one; empty where they are not."""
     if config.parallel.num_ranks > 1:
-        return "ranks share the machine's cores"
+        return say("ranks share the machine's cores")
     if len(nodes) > MOST_NODES:
-        return f"the kernels' threads know {MOST_NODES} nodes at most"
+        return say("the kernels' threads know {most} nodes at most", most=MOST_NODES)
     if threads < len(nodes):
-        return f"{threads} threads for {len(nodes)} nodes"
+        return say("{threads} threads for {nodes} nodes", threads=threads, nodes=len(nodes))
     return ""
 
 

@@ -3,6 +3,7 @@
 from bisect import bisect_left
 
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.words import say
 from pagoda.planner.attention import AttentionChoice
 from pagoda.planner.captured import PADDING, CapturedSize, captured_sizes, mixed_sizes
 from pagoda.planner.devices.roofline import GpuPart, prompt_seconds
@@ -46,10 +47,13 @@ def sizes_worth_capturing(
     worth = max((place for place, size in enumerate(mixed, 1) if gains(size)), default=0)
     kept = bisect_left(range(1, worth + 1), True, key=is_too_large)
     tokens = mixed[kept - 1].tokens if kept else 0
-    why = f"with more, launching takes little beside computing on the {part.gpu.name}"
+    why = say(
+        "tokens of a step; with more, launching takes little beside computing on the {gpu}",
+        gpu=part.gpu.name,
+    )
     if kept < worth:
-        why = "as many as a sixteenth of the GPU's memory has room for"
+        why = say("tokens of a step; as many as a sixteenth of the GPU's memory has room for")
     elif kept == len(mixed):
-        why = "all that a step may have"
-    reasons.append(Reason("captured_prompts", tokens, f"tokens of a step; {why}"))
+        why = say("tokens of a step; all that a step may have")
+    reasons.append(Reason("captured_prompts", tokens, why))
     return (*decodes, *mixed[:kept])

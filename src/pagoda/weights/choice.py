@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from pagoda.base.errors import SourceError
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 
 # The quantization in a GGUF's name: `-Q4_K_M`, `.IQ2_XXS`, `-UD-Q3_K_XL`, `-BF16`, `-MXFP4_MOE`.
 _QUANT = re.compile(
@@ -81,8 +82,12 @@ def choose_files(repo: str, files: Iterable[RemoteFile], selector: str | None) -
         return _with_projector(_default_gguf(repo, ggufs), files)
     found = ", ".join(sorted({PurePosixPath(file.path).suffix for file in files} - {""})) or "none"
     raise SourceError(
-        f"{repo} has neither safetensors nor GGUF weights (file types: {found}); Pagoda loads no "
-        "pickles. Choose a converted copy of the model."
+        say(
+            "{repo} has neither safetensors nor GGUF weights (file types: {found}); Pagoda loads "
+            "no pickles. Choose a converted copy of the model.",
+            repo=repo,
+            found=found,
+        )
     )
 
 

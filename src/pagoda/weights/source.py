@@ -9,6 +9,7 @@ from typing import Literal
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.base.near import nearest
+from pagoda.base.words import say
 from pagoda.weights.choice import RemoteFile, choose_files, is_gguf_model
 from pagoda.weights.files import has_safetensors
 from pagoda.weights.hub import huggingface, modelscope, wheel
@@ -149,8 +150,17 @@ def _publisher(ref: str) -> str | None:
 def _unknown(ref: str) -> str:
     aliases = ", ".join(wheel.ALIASES)
     close = nearest(ref, wheel.ALIASES)
-    hint = f" Did you mean {close!r}?" if close else ""
-    return (
-        f"There is no file or folder {ref!r} here, and it is no alias ({aliases}).{hint} "
-        "Models of the hub are written org/name or hf:org/name."
+    if close:
+        return say(
+            "There is no file or folder {ref!r} here, and it is no alias ({aliases}). Did you mean "
+            "{close!r}? Models of the hub are written org/name or hf:org/name.",
+            ref=ref,
+            aliases=aliases,
+            close=close,
+        )
+    return say(
+        "There is no file or folder {ref!r} here, and it is no alias ({aliases}). Models of the "
+        "hub are written org/name or hf:org/name.",
+        ref=ref,
+        aliases=aliases,
     )

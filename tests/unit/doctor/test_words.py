@@ -2,7 +2,7 @@
 
 import pytest
 
-from pagoda.doctor.model_report import _counted, _requests
+from pagoda.doctor.model_report import _requests, _users_counted
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ def test_requests(count: float, text: str):
 
 
 def test_one_is_no_plural():
-    assert [_counted(n, "user") for n in (0, 1, 1000)] == ["0 users", "1 user", "1,000 users"]
+    assert [_users_counted(n) for n in (0, 1, 1000)] == ["0 users", "1 user", "1,000 users"]

@@ -121,7 +121,7 @@ def test_the_speed_is_what_the_disk_allows():
     assert f"those of {layers} of {SPARSE_LAYERS} layers" in words
     # All of it in four seconds, and an eighth of it for a token.
     assert "that allows 2 tokens/s for one reply and 128 for a prompt, more" in words
-    assert speed_in_words(plan, SPARSE, None).endswith("How fast the disk reads is not known.")
+    assert speed_in_words(plan, SPARSE, None).endswith("How fast the disk reads is not known")
 
 
 @settings(max_examples=30)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.bench.gpus.models import MODELS, GpuModel
 
 USAGE = "[MODEL ...] [--without-transformers] [--output FILE]"
@@ -15,7 +16,8 @@ USAGE = "[MODEL ...] [--without-transformers] [--output FILE]"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(model.name for model in MODELS)
-    parser.add_argument("models", metavar="MODEL", nargs="*", help=f"(default: all of {names})")
+    what = say("(default: all of {models})", models=names)
+    parser.add_argument("models", metavar="MODEL", nargs="*", help=what)
     parser.add_argument(
         "--output", "-o", metavar="FILE",
         help="page whose part between the marks is written anew, such as docs/benchmarks/gpu.md",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
+from pagoda.base.words import say
 from pagoda.doctor.machine.probe import Machine
 from pagoda.kernels import cpu
 from pagoda.kernels.triton.products.layouts import STORAGES, kept_here
@@ -69,8 +70,12 @@ def this_machine(machine: Machine, device: str) -> Hardware:
     visible = [gpu for gpu in machine.gpus.devices if gpu.visible and gpu.total_memory]
     usable = visible and machine.software.torch_cuda is not None
     if device == "cuda" and not visible:
-        raise ConfigError("--device cuda: no NVIDIA GPU is visible here; leave it out, or plan "
-                          "for one that is elsewhere with --gpu NAME.")  # fmt: skip
+        raise ConfigError(
+            say(
+                "--device cuda: no NVIDIA GPU is visible here; leave it out, or plan for one that "
+                "is elsewhere with --gpu NAME."
+            )
+        )
     if device == "cpu" or not (usable or device == "cuda"):
         space = machine.software.address_space
         facts = cpu.device_facts()

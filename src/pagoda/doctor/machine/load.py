@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagoda.base.words import say
 from pagoda.doctor.findings import Finding
 
 _STAT = Path("/proc/stat")
@@ -46,7 +47,12 @@ def load_findings(share: float) -> tuple[Finding, ...]:
         return ()
     return (
         Finding(
-            "speed", "WARN", f"other programs used {share:.0%} of the CPU while it was measured, "
-            "so the speeds may be off either way", "Ask again when they rest.",
+            "speed", "WARN",
+            say(
+                "other programs used {share:.0%} of the CPU while it was measured, so the speeds "
+                "may be off either way",
+                share=share,
+            ),
+            say("Ask again when they rest."),
         ),
     )  # fmt: skip

@@ -5,13 +5,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, tell
 from pagoda.doctor.answer import Answer, Flag
 from pagoda.doctor.command import INDENT, flag_words, key_note, quoted
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.model_report import (
     finding_words,
+    flag_line,
     flags_json,
+    flags_line,
     heading,
+    memory_row,
+    place,
     question_json,
     remedies_json,
     would_fit,
@@ -42,11 +47,15 @@ class OtherEngine:
 
 def engine_lines(other: OtherEngine, made: Answer, why: bool = False) -> list[str]:
     """The whole answer; with `why` each flag's reason."""
-    out = [*heading(made), "", f"{other.name}, memory{' of each' * (made.hardware.count > 1)}"]
+    memory = say(
+        "{engine}, memory of each" if made.hardware.count > 1 else "{engine}, memory",
+        engine=other.name,
+    )
+    out = [*heading(made), "", memory]
     for row in other.rows:
         size = row.bytes
         shown = format_bytes(size) if isinstance(size, int) else _between(size)
-        out.append(f"  {row.item:<14}{shown:>22}  {row.exactness:<9} {row.detail}")
+        out.append(memory_row(row.item, shown, row.exactness, row.detail, width=22))
     out += ["", *other.lines]
     return [*out, *finding_words(other.findings), *_flags(other, why), "", *_verdict(other, made)]
 
@@ -56,23 +65,28 @@ def _flags(other: OtherEngine, why: bool) -> list[str]:
         return []
     words = [quoted(flag_words(flag.name, flag.value)) for flag in other.flags]
     if not why:
-        return ["", f"flags, chosen unless given (--why for the reasons): {'  '.join(words)}"]
+        return ["", flags_line("  ".join(words))]
     both = zip(words, other.flags, strict=True)
-    return ["", "flags", *(f"  {word}: {flag.why}" for word, flag in both)]
+    return ["", tell("flags"), *(flag_line(word, flag.why) for word, flag in both)]
 
 
 def _verdict(other: OtherEngine, made: Answer) -> Iterator[str]:
-    where = "here" if made.hardware.here else f"on {made.hardware.name}"
+    known = {"engine": other.name, "where": place(made)}
     if other.fits:
-        yield f"{other.name}: it starts {where}{':' if other.command else '.'}"
+        yield say(
+            "{engine}: it starts {where}:" if other.command else "{engine}: it starts {where}.",
+            **known,
+        )
         if other.command:
             yield INDENT + other.command
             yield from key_note(other.command)
         return
-    yield f"{other.name}: it does not start {where}."
+    yield say("{engine}: it does not start {where}.", **known)
     yield other.problem
     if not other.remedies:
-        yield "Nothing that is known here makes it fit: take fewer bits, or more or larger devices."
+        yield say(
+            "Nothing that is known here makes it fit: take fewer bits, or more or larger devices."
+        )
         return
     yield from would_fit(other.remedies)
 

@@ -4,6 +4,7 @@ from bisect import bisect_right
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.doctor.answer import Answer
 from pagoda.doctor.command import quoted
 from pagoda.doctor.others.answer import OtherEngine
@@ -56,10 +57,13 @@ def _llama_cpp(made: Answer) -> OtherEngine:
     fits = needed <= room
     gguf = _is_gguf(made)
     lines = () if gguf else (
-        "This is no GGUF: its matrices are taken to be in Q8_0; name a .gguf for its own sizes.",
+        say(
+            "This is no GGUF: its matrices are taken to be in Q8_0; name a .gguf for its own sizes."
+        ),
     )  # fmt: skip
-    problem = "" if fits else (
-        f"It needs {format_bytes(needed)}, and {format_bytes(room)} are free."
+    problem = "" if fits else say(
+        "It needs {size}, and {room} are free.",
+        size=format_bytes(needed), room=format_bytes(room),
     )  # fmt: skip
     most = bisect_right(range(1, cells), room, key=lambda count: _high(_llama_rows(made, count)))
     shorter = [Remedy(f"-c {most}", _llama_command(made, most))] if gguf and most else []

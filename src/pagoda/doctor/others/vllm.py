@@ -8,6 +8,7 @@ from typing import Any
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.answer import Answer, Flag
@@ -25,7 +26,7 @@ from pagoda.doctor.others.vllm_start import (
     start_of,
     version_named,
 )
-from pagoda.doctor.remedies.search import Remedy, joined
+from pagoda.doctor.remedies.search import Remedy, offered, up_to_users
 from pagoda.planner.vllm.plan import VllmPlan
 from pagoda.planner.vllm.setup import version_of
 from pagoda.weights.source import parse_ref
@@ -98,20 +99,24 @@ def _lines(start: VllmStart) -> Iterator[str]:
     known = version_of(asked).name
     same = asked.removeprefix("v").split(".")[:2] == known.split(".")
     if not same:
-        yield f"planned by the rules of {known}: {asked} is not known here"
+        yield say(
+            "planned by the rules of {known}: {asked} is not known here", known=known, asked=asked
+        )
     if plan.pool is not None and plan.fits and (same or not plan.run.version.is_v0):
         yield from plan.pool.lines()
-    yield f"{start.drafted} tokens drafted at a time: {start.drafted_why}"
+    yield say("{count} tokens drafted at a time: {why}", count=start.drafted, why=start.drafted_why)
     strange = [
         flag_name(name)
         for name, value in differences(start.case.asked).items()
         if name not in _SHARED and not (name == "speculative_config" and set(value) == {"mode"})
     ]
     if strange:
-        yield f"no flags of vLLM, and left out: {' '.join(strange)}"
+        yield say("no flags of vLLM, and left out: {flags}", flags=" ".join(strange))
     passed = [flag_name(name) for name in _UNPLANNED if name in differences(start.case.asked)]
     if passed:
-        yield f"in the command, and without effect on these numbers: {' '.join(passed)}"
+        yield say(
+            "in the command, and without effect on these numbers: {flags}", flags=" ".join(passed)
+        )
     yield from plan.notes
 
 
@@ -126,37 +131,42 @@ def _flags(start: VllmStart) -> list[Flag]:
     sized = given.get("kv_cache_memory_bytes") is not None
     if sized and not case.has(SIZES_CACHE):
         del given["kv_cache_memory_bytes"]
-    flags = [Flag(name, value, "as you ask", True) for name, value in given.items()]
+    flags = [Flag(name, value, say("as you ask"), True) for name, value in given.items()]
     chosen: list[tuple[str, Any, str]] = []
     if case.made.users is not None:
-        chosen += [(name, value, "all users") for name, value in flags_for_users(case).items()]
+        chosen += [(name, value, say("all users")) for name, value in flags_for_users(case).items()]
     if case.asked.model.max_model_len == "auto" and case.made.users is None:
-        chosen.append(("max_model_len", run.length, "the largest that fits"))
+        chosen.append(("max_model_len", run.length, say("the largest that fits")))
     if start.ranks > 1:
-        chosen.append(("tensor_parallel_size", start.ranks, f"of {case.hardware.count} GPUs"))
+        why = say("of {count} GPUs", count=case.hardware.count)
+        chosen.append(("tensor_parallel_size", start.ranks, why))
     if not sized:
         chosen.append(("gpu_memory_utilization", run.utilization, _why_share(start)))
     elif not case.has(SIZES_CACHE):
-        why = "for the KV cache that you ask for"
+        why = say("for the KV cache that you ask for")
         chosen.append(("gpu_memory_utilization", sized_share(start.plan), why))
     if case.asked.model.tool_call_parser not in ("auto", "none"):
-        chosen.append(("enable_auto_tool_choice", True, "--tool-call-parser needs it"))
+        chosen.append(("enable_auto_tool_choice", True, say("--tool-call-parser needs it")))
     if start.drafted and start.plan.run.drafters:
         draft = {"method": "mtp", "num_speculative_tokens": start.drafted}
         chosen.append(("speculative_config", draft, start.drafted_why))
     recurrent = start.plan.pool is not None and start.plan.pool.state_bytes > 0
     if run.aligned and recurrent and case.has(ALIGNS):
-        chosen.append(("enable_prefix_caching", True, "prefixes of recurrent layers, too"))
-        chosen.append(("mamba_cache_mode", "align", "their states at the ends of blocks"))
+        too = say("prefixes of recurrent layers, too")
+        chosen.append(("enable_prefix_caching", True, too))
+        chosen.append(("mamba_cache_mode", "align", say("their states at the ends of blocks")))
     return flags + [Flag(*each, False) for each in chosen if each[0] not in given]
 
 
 def _why_share(start: VllmStart) -> str:
     run = start.plan.run
     if run.utilization == run.version.utilization:
-        return f"the default of {run.version.name}"
-    left = format_bytes(run.total - start.plan.requested)
-    return f"{format_bytes(start.plan.requested)} for vLLM; {left} stay for CUDA and its graphs"
+        return say("the default of {version}", version=run.version.name)
+    return say(
+        "{size} for vLLM; {left} stay for CUDA and its graphs",
+        size=format_bytes(start.plan.requested),
+        left=format_bytes(run.total - start.plan.requested),
+    )
 
 
 def _command(start: VllmStart) -> str:
@@ -198,8 +208,7 @@ def _remedies(asked: VllmStart) -> Iterator[Remedy]:
 
 
 def _remedy(way: tuple[_Change, ...], start: VllmStart, offer: str = "") -> Remedy:
-    changes = joined([change.words for change in way])
-    return Remedy(", with ".join(part for part in (offer, changes) if part), _command(start))
+    return Remedy(offered(offer, [change.words for change in way]), _command(start))
 
 
 def _tried(case: VllmCase, way: tuple[_Change, ...]) -> VllmStart | None:
@@ -221,7 +230,7 @@ def _shorter(asked: VllmStart, changes: list[_Change]) -> Iterator[Remedy]:
         for way in combinations(changes, count):
             start = _tried(longest, way)
             if start is not None and start.fits:
-                words = f"a context of {start.plan.run.length:,} tokens"
+                words = say("a context of {length:,} tokens", length=start.plan.run.length)
                 yield _remedy(way, start, words)
                 return
 
@@ -234,8 +243,7 @@ def _fewer(asked: VllmStart) -> Iterator[Remedy]:
     users = replace(made.users, users=replace(made.users.users, count=count))
     start = _tried(replace(asked.case, made=replace(made, users=users)), ())
     if start is not None and start.fits:
-        words = f"up to {count:,} user{'s' * (count > 1)} of {users.users.tokens:,} tokens"
-        yield _remedy((), start, words)
+        yield _remedy((), start, up_to_users(count, users.users.tokens))
 
 
 def _changes(start: VllmStart) -> Iterator[_Change]:
@@ -244,7 +252,8 @@ def _changes(start: VllmStart) -> Iterator[_Change]:
     for name in ("kv_cache_memory_bytes", "gpu_memory_utilization"):
         if name in given:
             default = fields_of(EngineConfig())[name]
-            yield _Change(f"{flag_name(name)} left out", _setter("cache", **{name: default}))
+            words = say("{flag} left out", flag=flag_name(name))
+            yield _Change(words, _setter("cache", **{name: default}))
     if run.requests > _FEW_REQUESTS and case.made.users is None:
         words = f"--max-num-seqs {_FEW_REQUESTS}"
         yield _Change(words, _setter("scheduler", max_num_seqs=_FEW_REQUESTS))
@@ -268,7 +277,7 @@ def _more_gpus(case: VllmCase) -> Iterator[_Change]:
     """Changes of hardware that is not here."""
     for count in () if case.hardware.here else _COUNTS:
         if count > case.hardware.count:
-            yield _Change(f"{count} of these GPUs", _devices(count))
+            yield _Change(say("{count} of these GPUs", count=count), _devices(count))
 
 
 def _devices(count: int) -> Callable[[VllmCase], VllmCase]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import Answer
 from pagoda.doctor.command import differences, fields_of
@@ -65,9 +66,11 @@ class VllmStart:
         pool = self.plan.pool
         if self.fits or pool is None or not self.plan.fits:
             return self.plan.problem
-        return (
-            f"It holds {int(pool.concurrency):,} users of {self.plan.run.length:,} tokens at once, "
-            f"and {self.wanted:,} are asked for."
+        return say(
+            "It holds {count:,} users of {length:,} tokens at once, and {wanted:,} are asked for.",
+            count=int(pool.concurrency),
+            length=self.plan.run.length,
+            wanted=self.wanted,
         )
 
 

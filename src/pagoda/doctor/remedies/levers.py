@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.doctor.command import fields_of
@@ -54,7 +55,7 @@ def inner_levers(case: Case, num_users: int) -> list[list[Change]]:
     limiting = _limiting(case)
     levers = [[_without(name, lever)] for lever, name in enumerate(limiting)]
     if case.config.cache.kv_cache_dtype in _WIDE and case.subject.spec.encoder is None:
-        levers.append([Change("an int8 KV cache", 3, _int8_cache, len(levers), 1)])
+        levers.append([Change(say("an int8 KV cache"), 3, _int8_cache, len(levers), 1)])
     asked = case.config.scheduler.max_num_seqs
     if not isinstance(asked, int) or "max_num_seqs" in limiting:
         asked = num_users
@@ -73,12 +74,14 @@ def other_weights(case: Case) -> Iterator[Change]:
     """The same model in fewer bits: smaller files beside it, or rounded as it loads."""
     for ref, size in reversed(case.subject.others):
         if size < case.subject.file_bytes:
-            yield Change(f"a smaller file, {format_bytes(size)}", 4, _with_file(ref), -1, 1)
+            words = say("a smaller file, {size}", size=format_bytes(size))
+            yield Change(words, 4, _with_file(ref), -1, 1)
     stored = {info.type for info in case.subject.tensors.values()}
     rounds = case.config.model.quantization == "none" and stored <= _PLAIN
     if rounds and case.hardware.facts.packed_storages:
         for method, bits in _BITS.items():
-            yield Change(f"weights rounded to {bits} bits", 4, _with_method(method), -1, 1)
+            words = say("weights rounded to {bits} bits", bits=bits)
+            yield Change(words, 4, _with_method(method), -1, 1)
 
 
 def more_devices(case: Case) -> Iterator[Change]:
@@ -87,7 +90,7 @@ def more_devices(case: Case) -> Iterator[Change]:
         return
     for count in _COUNTS:
         if count > case.hardware.count:
-            words = f"{count} of these devices"
+            words = say("{count} of these devices", count=count)
             yield Change(words, 8, _with_devices(count), -2, count)
 
 
@@ -116,7 +119,7 @@ def _limiting(case: Case) -> list[str]:
 
 
 def _without(name: str, lever: int) -> Change:
-    words = f"{flag_name(name)} left out"
+    words = say("{flag} left out", flag=flag_name(name))
     return Change(words, 2, lambda case: _dropped(case, name), lever, 1, drops=True)
 
 
@@ -146,11 +149,17 @@ def _smaller_steps(case: Case, num_users: int, least: int, lever: int) -> list[C
         tokens = max(size[0], least)
         if isinstance(most, int) and tokens >= most:
             continue
-        words = f"steps of {tokens:,} tokens" + (f" instead of {most:,}" if given else "")
+        words = say(
+            "steps of {tokens:,} tokens instead of {most:,}"
+            if given
+            else "steps of {tokens:,} tokens",
+            tokens=tokens,
+            most=most,
+        )
         if not least:
-            words += f" with {size[1]} requests"
+            words = say("{steps} with {count} requests", steps=words, count=size[1])
         if case.subject.spec.vision is not None and "auto" in _media(case.config):
-            words += " and smaller pictures"
+            words = say("{steps} and smaller pictures", steps=words)
         strength = len(changes) + 1
         cost = strength + (3 if given else 0)
         apply = _with_steps(tokens, 0 if num_users else size[1], size[2:])
@@ -163,7 +172,8 @@ def _usual_steps(lever: int) -> Change:
         scheduler = replace(case.config.scheduler, max_num_batched_tokens="auto")
         return replace(case, config=replace(case.config, scheduler=scheduler))
 
-    return Change("--max-num-batched-tokens left out", 2, apply, lever, 1, drops=True)
+    words = say("{flag} left out", flag="--max-num-batched-tokens")
+    return Change(words, 2, apply, lever, 1, drops=True)
 
 
 def _media(config: EngineConfig) -> tuple[int | str, int | str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, with_and
 from pagoda.doctor.answer import Answer
 from pagoda.doctor.machine.hardware import Hardware
 from pagoda.doctor.remedies.case import SHORTEST, Case, planned
@@ -81,7 +82,7 @@ def _with_all_addresses(case: Case, users: Users | None, asked: Answer) -> Itera
     free = replace(case, hardware=replace(case.hardware, address_space=None))
     made = planned(free, users)
     if made is not None and made.fits:
-        yield Remedy("no limit of addresses", f"ulimit -v unlimited && {asked.command}")
+        yield Remedy(say("no limit of addresses"), f"ulimit -v unlimited && {asked.command}")
 
 
 def _with_more(case: Case, users: Users | None, asked: Answer) -> Iterator[Remedy]:
@@ -107,7 +108,7 @@ def _offloaded(case: Case, users: Users | None, asked: Answer) -> Iterator[Remed
         return
     device = replace(case.config.device, cpu_offload_gb=gib)
     given = replace(case, config=replace(case.config, device=device))
-    words = f"{gib:g} GiB of weights in the host's memory, many times slower"
+    words = say("{gib:g} GiB of weights in the host's memory, many times slower", gib=gib)
     remedy = _remedy(words, (), given, users, asked)
     if remedy is not None:
         yield remedy
@@ -203,8 +204,14 @@ def _remedy(
         config = replace(config, model=replace(config.model, max_model_len=length))
     if case.own_pool:
         pool = format_bytes(made.config.cache.kv_cache_memory_bytes or 0)
-        context = "" if offer else f" for contexts of {made.resolution.plan.max_model_len:,} tokens"
-        changes = [*changes, f"a KV cache of {pool}{context}"]
+        words = say(
+            "a KV cache of {pool}"
+            if offer
+            else "a KV cache of {pool} for contexts of {tokens:,} tokens",
+            pool=pool,
+            tokens=made.resolution.plan.max_model_len,
+        )
+        changes = [*changes, words]
     made = replace(made, config=config, serving=asked.serving)
     given = asked.asked.device
     device = replace(config.device, device=given.device, threads=given.threads)
@@ -212,12 +219,16 @@ def _remedy(
     replanned = planned(replace(case, config=typed, own_pool=False), users)
     if replanned is None or not replanned.fits:
         return None
-    return Remedy(", with ".join(part for part in (offer, joined(changes)) if part), made.command)
+    return Remedy(offered(offer, changes), made.command)
 
 
-def joined(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+def offered(offer: str, changes: Sequence[str]) -> str:
+    """What is offered, if anything, with what is changed for it."""
+    if not changes:
+        return offer
+    if not offer:
+        return with_and(changes)
+    return say("{offer}, with {changes}", offer=offer, changes=with_and(changes))
 
 
 def _may_fit(tightest: Case, users: Users | None) -> bool:
@@ -249,15 +260,27 @@ class _Offer:
 def _fewer(case: Case, users: Users) -> Iterator[_Offer]:
     most = _most_users(case, users)
     if 0 < most < users.count:
-        words = f"up to {most:,} user{'s' * (most > 1)} of {users.tokens:,} tokens"
+        words = up_to_users(most, users.tokens)
         yield _Offer("users", most, words, case, replace(users, count=most))
     made = planned(case, users) if most else None
     longest = made.users.longest if made is not None and made.users is not None else 0
     if SHORTEST <= longest < users.tokens:
         model = replace(case.config.model, max_model_len=None)
         free = replace(case, config=replace(case.config, model=model))
-        words = f"{users.count:,} users of up to {longest:,} tokens"
+        words = say(
+            "{count:,} users of up to {longest:,} tokens", count=users.count, longest=longest
+        )
         yield _Offer("tokens", longest, words, free, replace(users, tokens=longest))
+
+
+def up_to_users(count: int, tokens: int) -> str:
+    return say(
+        "up to {count:,} user of {tokens:,} tokens"
+        if count == 1
+        else "up to {count:,} users of {tokens:,} tokens",
+        count=count,
+        tokens=tokens,
+    )
 
 
 def _most_users(case: Case, users: Users) -> int:
@@ -286,7 +309,9 @@ def _shorter(case: Case) -> Iterator[_Offer]:
     free = replace(case, config=replace(case.config, model=model))
     length = _length(free)
     if 0 < length < wanted:
-        words = f"a context of {length:,} tokens instead of {wanted:,}"
+        words = say(
+            "a context of {length:,} tokens instead of {wanted:,}", length=length, wanted=wanted
+        )
         yield _Offer("tokens", length, words, free, None)
 
 
@@ -305,7 +330,7 @@ def _roomier(asked: Answer) -> list[Remedy]:
         length = _length(pulled(case, way))
         if length < enough:
             continue
-        words = f"a context of {length:,} tokens"
+        words = say("a context of {length:,} tokens", length=length)
         remedy = _remedy(words, words_of(way), pulled(case, way), None, asked)
         if remedy is not None:
             return [remedy]

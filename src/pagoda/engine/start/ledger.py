@@ -40,9 +40,9 @@ class Ledger:
     def plan(self, made: Resolution) -> None:
         plan = made.plan
         for row in (*plan.rows(), *plan.host_rows()):
-            self.predicted[row["item"]] = row["bytes"]
-            self.details[row["item"]] = row["detail"]
-        self.choices = list(made.reasons)
+            self.predicted[str(row["item"])] = row["bytes"]
+            self.details[str(row["item"])] = str(row["detail"])
+        self.choices = [_plain(reason) for reason in made.reasons]
         self.kv_tokens = plan.kv_tokens
         self.max_model_len = made.config.model.max_model_len
 
@@ -106,3 +106,9 @@ def _show(name: str, value: Any) -> str:
     if name.endswith("_bytes"):
         return format_bytes(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _plain(reason: Reason) -> Reason:
+    """With texts alone, for the messages between processes."""
+    value = str(reason.value) if isinstance(reason.value, str) else reason.value
+    return Reason(reason.field, value, str(reason.why))

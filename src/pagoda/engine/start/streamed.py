@@ -23,9 +23,8 @@ def speed_of_disk(resolution: Resolution, files: ModelFiles, spec: ModelSpec) ->
     """How fast such an engine can be, in words."""
     written = sorted(_folder(resolution, files, spec).path.glob("layers.*"))
     file = next(iter([*written, *_weights(resolution, files)]), None)
-    return speed_in_words(
-        resolution.plan, spec, None if file is None else read_speed(file, _SECONDS)
-    )
+    speed = None if file is None else read_speed(file, _SECONDS)
+    return f"{speed_in_words(resolution.plan, spec, speed)}."
 
 
 def streamed_experts(

@@ -2,6 +2,7 @@
 
 from pagoda.base.errors import CapacityError
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.planner.memory.plan import MemoryPlan
 
 # Beyond an engine's memory and the checkpoint: libraries, stacks of threads and what the allocator
@@ -20,7 +21,11 @@ def check_addresses(plan: MemoryPlan, file_bytes: int, limit: int | None) -> Non
     needed = needed_addresses(plan, file_bytes)
     if limit is not None and needed > limit:
         raise CapacityError(
-            f"A process may have {format_bytes(limit)} of addresses here, and the engine takes "
-            f"about {format_bytes(needed)} of them, those of the mapped checkpoint included. Lift "
-            "the limit (ulimit -v), or lower --kv-cache-memory-bytes."
+            say(
+                "A process may have {limit} of addresses here, and the engine takes about {needed} "
+                "of them, those of the mapped checkpoint included. Lift the limit (ulimit -v), or "
+                "lower --kv-cache-memory-bytes.",
+                limit=format_bytes(limit),
+                needed=format_bytes(needed),
+            )
         )

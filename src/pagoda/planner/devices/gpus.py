@@ -12,6 +12,7 @@ from types import MappingProxyType
 from pagoda.base.errors import ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.near import edit_distance
+from pagoda.base.words import say, with_or
 
 _GIB = 1 << 30
 # What torch sees is less than what nvidia-smi says, by 0.32 to 0.46 GiB on the measured cards of
@@ -65,18 +66,30 @@ def find_gpus(text: str) -> tuple[Gpu, int]:
         raise ConfigError(f"--gpu takes a name such as A100-80G, not {len(text):,} characters.")
     name, count = _split_count(_squeezed(text))
     if not 1 <= count <= _MAX_COUNT:
-        raise ConfigError(f"{text!r} asks for {count} GPUs; give between 1 and {_MAX_COUNT}.")
+        raise ConfigError(
+            say(
+                "{text!r} asks for {count} GPUs; give between 1 and {most}.",
+                text=text,
+                count=count,
+                most=_MAX_COUNT,
+            )
+        )
     if name in _BY_NAME:
         return _BY_NAME[name], count
     begun = _begun_by(name)
     if len(begun) == 1:
         return begun[0], count
     if begun:
-        several = " or ".join(gpu.name for gpu in begun)
-        raise ConfigError(f"{text!r} may be several GPUs; write {several}.")
+        names = with_or([gpu.name for gpu in begun])
+        raise ConfigError(
+            say("{text!r} may be several GPUs; write {names}.", text=text, names=names)
+        )
     raise ConfigError(
-        f"The GPU {text!r} is not known; {_near(name)}. All are NVIDIA's. Count with "
-        "4xNAME or NAMEx4."
+        say(
+            "The GPU {text!r} is not known; {near}. All are NVIDIA's. Count with 4xNAME or NAMEx4.",
+            text=text,
+            near=_near(name),
+        )
     )
 
 
@@ -102,9 +115,9 @@ def _near(name: str) -> str:
     }
     near = [gpu for gpu, share in likeness.items() if share >= _LEAST_LIKENESS]
     if not near:
-        return f"known are {', '.join(likeness)}"
+        return say("known are {names}", names=", ".join(likeness))
     nearest = sorted(near, key=lambda gpu: likeness[gpu], reverse=True)
-    return f"the nearest known are {', '.join(nearest[:_MOST_NEAR])}"
+    return say("the nearest known are {names}", names=", ".join(nearest[:_MOST_NEAR]))
 
 
 def _likeness(one: str, other: str) -> float:

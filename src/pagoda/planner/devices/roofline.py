@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pagoda.arch.spec import AttentionSpec, ModelSpec
+from pagoda.base.words import say
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
 from pagoda.planner.devices.gpu_speed import FAST, SEEN, Shares, device_speed, launches
 from pagoda.planner.devices.gpus import Gpu
@@ -192,10 +193,10 @@ def _seconds(
     """How long it takes, and what of it is most."""
     reading = work.nbytes / device.read / (device.experts if work.scattered else 1.0)
     parts = {
-        "memory": reading,
-        "arithmetic": work.flops / device.floats,
-        "bus": work.from_host / device.host,
-        "launches": starts * (shares.captured if captured else shares.eager),
+        say("memory"): reading,
+        say("arithmetic"): work.flops / device.floats,
+        say("bus"): work.from_host / device.host,
+        say("launches"): starts * (shares.captured if captured else shares.eager),
     }
     together = overlapped(parts["memory"], parts["arithmetic"])
     return together + parts["bus"] + parts["launches"], max(parts, key=lambda name: parts[name])

@@ -12,6 +12,7 @@ from math import inf, sqrt
 
 from pagoda.arch.recurrent import RecurrentSpec
 from pagoda.arch.spec import AttentionSpec, ModelSpec
+from pagoda.base.words import say
 from pagoda.core.kvcache.spec import GroupSpec, KVGroupSpec
 from pagoda.planner.memory.weights import HeldWeight
 
@@ -20,7 +21,7 @@ PROMPT_TOKENS = 512
 # Two times that overlap add up to less than both: the norm of this order. 1 would be one after
 # the other, infinity the longer one alone.
 _OVERLAP = 3.0
-_EXCHANGING = "exchanging between devices"
+_EXCHANGING = say("exchanging between devices")
 _VERIFYING = "verifying guesses"
 _FROM_HOST = "reading weights from the host's memory"
 _FROM_DISK = "reading experts from disk"
@@ -242,8 +243,8 @@ def _decode(
     kv = requests * sum(cached_bytes(group, context) for group in groups) / device.read
     return {
         _bound(reading, computing): overlapped(reading, computing),
-        "reading keys, values and states": kv,
-        "starting operations": device.start * _operations(spec) + device.step,
+        say("reading keys, values and states"): kv,
+        say("starting operations"): device.start * _operations(spec) + device.step,
     }
 
 
@@ -263,8 +264,8 @@ def _prefill(spec: ModelSpec, held: Sequence[HeldWeight], device: DeviceSpeed) -
     attention = PROMPT_TOKENS * attending / device.floats
     return {
         _bound(reading, computing): overlapped(reading, computing),
-        "arithmetic of attention": attention,
-        "starting operations": device.start * _operations(spec) + device.step,
+        say("arithmetic of attention"): attention,
+        say("starting operations"): device.start * _operations(spec) + device.step,
     }
 
 
@@ -276,7 +277,7 @@ def exchanging(spec: ModelSpec, device: DeviceSpeed, tokens: int) -> float:
 
 
 def _bound(reading: float, computing: float) -> str:
-    return "reading weights from memory" if reading >= computing else "multiplying weights"
+    return say("reading weights from memory" if reading >= computing else "multiplying weights")
 
 
 def overlapped(one: float, other: float) -> float:

@@ -8,6 +8,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, with_and
 from pagoda.config.engine import DeviceConfig, EngineConfig
 from pagoda.config.option import flag_name
 from pagoda.planner.memory.placement import Placement, placed, placements
@@ -42,7 +43,8 @@ def resolve_offload(
     if facts.device == "cpu":
         for name in given:
             value = getattr(config.device, name)
-            reasons.append(Reason(name, value, "without effect: the model runs on the CPU"))
+            why = say("without effect: the model runs on the CPU")
+            reasons.append(Reason(name, value, why))
         return 0.0, plan
     if config.parallel.pipeline_parallel_size > 1:
         if given:
@@ -55,7 +57,7 @@ def resolve_offload(
     if given:
         chosen = search.asked(config.device, given)
         search.check_host(chosen, given[0])
-        why = f"{_words(chosen, spec)} in the host's memory"
+        why = say("{what} in the host's memory", what=_words(chosen, spec))
         reasons.append(Reason(given[0], getattr(config.device, given[0]), why))
         return 0.0, search.plan_with(chosen)
     if has_room(config, plan, facts, search.least_context):
@@ -65,7 +67,10 @@ def resolve_offload(
         return 0.0, plan
     # Rounded up, so that the flag gives the same.
     gib = -(-100 * found.nbytes // _GIB) / 100
-    why = f"{_words(found, spec)} in the host's memory, for the device's is too small for all"
+    why = say(
+        "{what} in the host's memory, for the device's is too small for all",
+        what=_words(found, spec),
+    )
     reasons.append(Reason("cpu_offload_gb", gib, why))
     return gib, search.plan_with(found)
 
@@ -122,8 +127,13 @@ class _Search:
         budget = self._host_budget
         if budget is not None and chosen.nbytes > budget:
             raise CapacityError(
-                f"{flag_name(flag)} puts {format_bytes(chosen.nbytes)} of weights into the host's "
-                f"memory, which has room for {format_bytes(max(0, budget))}; ask for less."
+                say(
+                    "{flag} puts {size} of weights into the host's memory, which has room for "
+                    "{room}; ask for less.",
+                    flag=flag_name(flag),
+                    size=format_bytes(chosen.nbytes),
+                    room=format_bytes(max(0, budget)),
+                )
             )
 
     def plan_with(self, chosen: Placement) -> MemoryPlan:
@@ -149,8 +159,10 @@ def _words(chosen: Placement, spec: ModelSpec) -> str:
     """`the experts of 12 of 48 layers, 9.00 GiB`."""
     count, parts = len(spec.layers), []
     if chosen.experts:
-        parts.append(f"the experts of {chosen.experts} of {count} layers")
+        experts = say("the experts of {some} of {all} layers", some=chosen.experts, all=count)
+        parts.append(experts)
     if chosen.layers:
-        parts.append(f"all matrices of {chosen.layers} of {count} layers")
-    what = " and ".join(parts) or "no weights"
-    return f"{what}, {format_bytes(chosen.nbytes)},"
+        layers = say("all matrices of {some} of {all} layers", some=chosen.layers, all=count)
+        parts.append(layers)
+    what = with_and(parts) if parts else say("no weights")
+    return say("{what}, {size},", what=what, size=format_bytes(chosen.nbytes))

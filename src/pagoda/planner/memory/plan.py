@@ -7,6 +7,7 @@ from typing import Any
 
 from pagoda.arch.spec import AttentionSpec, LayerSpec, ModelSpec
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.core.kvcache.layout import SlabLayout, blocks_required, slab_bytes
 from pagoda.core.kvcache.spec import GroupSpec, attention_groups
 from pagoda.planner.captured import CapturedSize
@@ -149,40 +150,43 @@ class MemoryPlan:
 
     def rows(self) -> list[dict[str, Any]]:
         """The ledger's predicted column: item, bytes, how it comes about."""
-        tokens = f"{self.kv_tokens:,} tokens of {format_bytes(self.kv_bytes_per_token)}"
+        tokens = say(
+            "{count:,} tokens of {size}, touched when used",
+            count=self.kv_tokens, size=format_bytes(self.kv_bytes_per_token),
+        )  # fmt: skip
+        staged = say(
+            "through which weights on disk pass" if self.on_host
+            else "through which weights in the host's memory pass"
+        )  # fmt: skip
         rows = [
-            {"item": "weights", "bytes": self.weights, "detail": "from the tensor headers"},
-            {"item": "draft model", "bytes": self.draft_model, "detail": "what guesses tokens"},
-            {"item": "adapters", "bytes": self.adapters, "detail": "of --max-loras adapters"},
-            {
-                "item": "staging",
-                "bytes": self.placement.staging,
-                "detail": f"through which weights {self._elsewhere} pass",
-            },
-            {"item": "KV pool", "bytes": self.kv_pool, "detail": f"{tokens}, touched when used"},
+            _row(say("weights"), self.weights, say("from the tensor headers")),
+            _row(say("draft model"), self.draft_model, say("what guesses tokens")),
+            _row(say("adapters"), self.adapters, say("of --max-loras adapters")),
+            _row(say("staging"), self.placement.staging, staged),
+            _row(say("KV pool"), self.kv_pool, tokens),
             *(self._host_kv_rows() if self.on_host else ()),
-            {"item": "activations", "bytes": self.activations, "detail": "of the largest step"},
-            {"item": "positions", "bytes": self.tables, "detail": "cosines and sines of each"},
-            {"item": "captured steps", "bytes": self.captured, "detail": "once serving"},
-            {"item": "process", "bytes": self.process, "detail": "Python and libraries"},
+            _row(say("activations"), self.activations, say("of the largest step")),
+            _row(say("positions"), self.tables, say("cosines and sines of each")),
+            _row(say("captured steps"), self.captured, say("once serving")),
+            _row(say("process"), self.process, say("Python and libraries")),
         ]
         return [row for row in rows if row["bytes"]]  # an encoder has no KV
-
-    @property
-    def _elsewhere(self) -> str:
-        return "on disk" if self.on_host else "in the host's memory"
 
     def host_rows(self) -> list[dict[str, Any]]:
         """As `rows`, of what is not in the device's memory."""
         nbytes = self.placement.nbytes
-        row = {"item": "in host memory", "bytes": nbytes, "detail": "weights, read over the bus"}
+        row = _row(say("in host memory"), nbytes, say("weights, read over the bus"))
         if self.on_host:
-            row |= {"item": "on disk", "detail": "experts, read as tokens choose them"}
+            row = _row(say("on disk"), nbytes, say("experts, read as tokens choose them"))
         return ([row] if nbytes else []) + ([] if self.on_host else self._host_kv_rows())
 
     def _host_kv_rows(self) -> list[dict[str, Any]]:
-        row = {"item": "offloaded KV", "bytes": self.host_kv, "detail": "touched when used"}
+        row = _row(say("offloaded KV"), self.host_kv, say("touched when used"))
         return [row] if self.host_kv else []
+
+
+def _row(item: str, nbytes: int, detail: str) -> dict[str, Any]:
+    return {"item": item, "bytes": nbytes, "detail": detail}
 
 
 def activation_bytes(

@@ -6,6 +6,7 @@ from pagoda.arch.spec import ModelSpec
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory.plan import MemoryPlan
 from pagoda.planner.reason import Reason
@@ -82,18 +83,29 @@ def pool_limit(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts, advic
     limit = usable - plan.weights - plan.beside_weights
     least = plan.slab_bytes * plan.slabs_for(1) if plan.groups else 0
     if limit < least and config.cache.num_gpu_blocks_override is None:
-        host = ""
-        if facts.host_memory is not None:
-            host = f", with {format_bytes(facts.host_memory)} of the host's memory beside it"
-        raise CapacityError(
-            f"The model needs {format_bytes(plan.weights)} for weights and "
-            f"{format_bytes(plan.beside_weights)} to run, and "
-            f"{format_bytes(max(0, usable))} of {format_bytes(facts.total_memory)} may be used "
-            f"({format_bytes(facts.free_memory)} free){host}. Free memory, choose a smaller "
-            "quantization, or lower --max-num-seqs and --max-num-batched-tokens."
-            + (f" {advice}" if advice else "")
-        )
+        raise CapacityError(_too_large(plan, facts, usable, advice))
     return limit
+
+
+def _too_large(plan: MemoryPlan, facts: DeviceFacts, usable: int, advice: str) -> str:
+    needs = say(
+        "The model needs {weights} for weights and {rest} to run, and {usable} of {total} may be "
+        "used ({free} free)",
+        weights=format_bytes(plan.weights),
+        rest=format_bytes(plan.beside_weights),
+        usable=format_bytes(max(0, usable)),
+        total=format_bytes(facts.total_memory),
+        free=format_bytes(facts.free_memory),
+    )
+    if facts.host_memory is not None:
+        host = format_bytes(facts.host_memory)
+        needs = say("{needs}, with {host} of the host's memory beside it", needs=needs, host=host)
+    text = say(
+        "{needs}. Free memory, choose a smaller quantization, or lower --max-num-seqs and "
+        "--max-num-batched-tokens.",
+        needs=needs,
+    )
+    return say("{first} {last}", first=text, last=advice) if advice else text
 
 
 def check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts) -> None:
@@ -106,14 +118,21 @@ def check_chosen_pool(config: EngineConfig, plan: MemoryPlan, facts: DeviceFacts
     fits, least = f"{room >> 20}M", plan.slab_bytes * plan.slabs_for(1)
     if config.cache.num_gpu_blocks_override is not None:
         flag, fits = "--num-gpu-blocks-override", str(room // plan.slab_bytes)
-    advice = f"lower {flag} to at most {fits}, or free memory"
+    advice = say("lower {flag} to at most {most}, or free memory", flag=flag, most=fits)
     if room < max(least, 1 << 20):
-        advice = "free memory, or choose a smaller quantization"
+        advice = say("free memory, or choose a smaller quantization")
     raise CapacityError(
-        f"{flag} asks for {format_bytes(plan.kv_pool)} of KV cache, which beside "
-        f"{format_bytes(plan.weights)} of weights and {format_bytes(to_run)} to run is "
-        f"{format_bytes(beyond)} more than the {format_bytes(facts.free_memory)} that are free: "
-        f"{advice}."
+        say(
+            "{flag} asks for {pool} of KV cache, which beside {weights} of weights and {rest} to "
+            "run is {beyond} more than the {free} that are free: {advice}.",
+            flag=flag,
+            pool=format_bytes(plan.kv_pool),
+            weights=format_bytes(plan.weights),
+            rest=format_bytes(to_run),
+            beyond=format_bytes(beyond),
+            free=format_bytes(facts.free_memory),
+            advice=advice,
+        )
     )
 
 
@@ -181,23 +200,24 @@ def _length(
         if wanted < 1:
             raise ConfigError(f"--max-model-len {wanted} must be at least 1.")
         if wanted > spec.max_position:
-            reasons.append(
-                Reason("max_model_len", wanted, f"beyond the trained {spec.max_position:,}")
-            )
+            why = say("beyond the trained {most:,}", most=spec.max_position)
+            reasons.append(Reason("max_model_len", wanted, why))
         return wanted
     pool = limit
-    why = "the largest that fits in memory"
+    why = say("the largest that fits in memory")
     capped = on_cpu and config.cache.kv_cache_memory_bytes is None
     if wanted is None and capped and limit > _CPU_POOL_CAP:
         pool = _CPU_POOL_CAP
-        why = f"what {format_bytes(pool)} of cache hold; --max-model-len auto takes more"
+        why = say(
+            "what {size} of cache hold; --max-model-len auto takes more", size=format_bytes(pool)
+        )
     length = plan.longest(_fitting_slabs(config, plan, pool), spec.max_position)
     if not cache_is_chosen(config):
         length = min(length, plan.longest_within(limit, spec.max_position))
     if not length:
         raise CapacityError(_too_few_slabs(config, plan))
     if length == spec.max_position:
-        why = "the model's own"
+        why = say("the model's own")
     reasons.append(Reason("max_model_len", length, why))
     return length
 
@@ -213,7 +233,7 @@ def _num_slabs(
     """Slabs of the pool, the first included; CapacityError if one request would not fit."""
     length = plan.max_model_len
     alone = plan.slabs_for(length)
-    needed = f"{format_bytes(alone * plan.slab_bytes)} of KV cache"
+    needed = say("{size} of KV cache", size=format_bytes(alone * plan.slab_bytes))
     if cache_is_chosen(config):
         fits = _fitting_slabs(config, plan, limit)
         longest, available = plan.longest(fits, length), fits * plan.slab_bytes
@@ -221,25 +241,35 @@ def _num_slabs(
         fits = (limit - plan.tables) // plan.slab_bytes
         longest, available = plan.longest_within(limit, length), limit
         if plan.tables:
-            needed += f" and {format_bytes(plan.tables)} for positions,"
+            needed = say(
+                "{needed} and {size} for positions,", needed=needed, size=format_bytes(plan.tables)
+            )
     if not longest:
         raise CapacityError(_too_few_slabs(config, plan))
     if longest < length:
         # A longer context than the model was trained for is nothing to advise.
         longest = min(longest, max(spec.max_position, 1))
         raise CapacityError(
-            f"One request of {length:,} tokens needs {needed} and {format_bytes(available)} is "
-            f"available: lower --max-model-len to at most {longest:,}, or {_more_cache(config)}."
+            say(
+                "One request of {length:,} tokens needs {needed} and {size} is available: lower "
+                "--max-model-len to at most {longest:,}, or {more}.",
+                length=length,
+                needed=needed,
+                size=format_bytes(available),
+                longest=longest,
+                more=_more_cache(config),
+            )
         )
     if cache_is_chosen(config):
         return fits
     useful = plan.slabs_for(length, chosen.scheduler.max_num_seqs)
-    slabs, why = min(fits, useful), "every running request at full length"
+    slabs, why = min(fits, useful), say("every running request at full length")
     cap = max(_CPU_POOL_CAP // plan.slab_bytes, alone)
     if chosen.device.device == "cpu" and slabs > cap:
-        slabs, why = cap, f"{format_bytes(_CPU_POOL_CAP)} by default on a CPU"
+        size = format_bytes(_CPU_POOL_CAP)
+        slabs, why = cap, say("{size} by default on a CPU", size=size)
     elif slabs < useful:
-        why = "all memory that is left"
+        why = say("all memory that is left")
     reasons.append(Reason("kv_cache_memory_bytes", slabs * plan.slab_bytes, why))
     return slabs
 
@@ -252,16 +282,17 @@ def _fitting_slabs(config: EngineConfig, plan: MemoryPlan, pool: int) -> int:
 
 def _more_cache(config: EngineConfig) -> str:
     if config.cache.num_gpu_blocks_override is not None:
-        return "raise --num-gpu-blocks-override"
+        return say("raise --num-gpu-blocks-override")
     if config.cache.kv_cache_memory_bytes is not None:
-        return "raise --kv-cache-memory-bytes"
-    return "free memory"
+        return say("raise --kv-cache-memory-bytes")
+    return say("free memory")
 
 
 def _too_few_slabs(config: EngineConfig, plan: MemoryPlan) -> str:
-    size = config.cache.block_size
-    return (
-        f"The KV cache needs two blocks of {size} tokens at least, one of them spare: "
-        f"{format_bytes(plan.slabs_for(1) * plan.slab_bytes)} for this model; "
-        f"{_more_cache(config)}, or lower --block-size."
+    return say(
+        "The KV cache needs two blocks of {tokens} tokens at least, one of them spare: {size} for "
+        "this model; {more}, or lower --block-size.",
+        tokens=config.cache.block_size,
+        size=format_bytes(plan.slabs_for(1) * plan.slab_bytes),
+        more=_more_cache(config),
     )

@@ -3,19 +3,22 @@
 from collections.abc import Mapping
 
 from pagoda.arch.spec import ModelSpec
+from pagoda.base.words import say, with_semicolons
 from pagoda.planner.reason import Reason
 from pagoda.weights.checkpoint import TensorInfo
 from pagoda.weights.formats import PUBLISHED, held_as
 
 # Errors as `tools/quantization_error.py` measures them.
 _COSTS: Mapping[tuple[str, str], str] = {
-    ("INT4", "Q4_0"): "the same codes, scales in fp16",
-    ("UINT4", "Q4_1"): "the same codes, scales and minima in fp16",
-    ("INT8", "Q8_0"): "the same codes, scales in fp16",
-    ("FP8", "Q8_0"): "rounded once more, by 0.55% (rms)",
-    ("FP4", "Q6_K"): "the same codes, scales in a byte times fp16",
-    ("FP4", "Q8_0"): "rounded once more, by 0.57% (rms)",
-    ("DECODED", "Q8_0"): "rounded once more, by 0.5% (rms), for no packed form holds its numbers",
+    ("INT4", "Q4_0"): say("the same codes, scales in fp16"),
+    ("UINT4", "Q4_1"): say("the same codes, scales and minima in fp16"),
+    ("INT8", "Q8_0"): say("the same codes, scales in fp16"),
+    ("FP8", "Q8_0"): say("rounded once more, by 0.55% (rms)"),
+    ("FP4", "Q6_K"): say("the same codes, scales in a byte times fp16"),
+    ("FP4", "Q8_0"): say("rounded once more, by 0.57% (rms)"),
+    ("DECODED", "Q8_0"): say(
+        "rounded once more, by 0.5% (rms), for no packed form holds its numbers"
+    ),
 }
 
 
@@ -31,13 +34,15 @@ def quantization_reason(
     }
     if not kinds:
         return None
-    said = (
-        f"{storage} stays"
-        if storage == held
-        else f"{storage} held as {held}: {_COSTS.get((storage, held), 'decoded as it loads')}"
-        for storage, held in sorted(kinds)
-    )
-    return Reason("quantization", spec.quantization, "; ".join(said))
+    said = with_semicolons(_in_words(storage, held) for storage, held in sorted(kinds))
+    return Reason("quantization", spec.quantization, said)
+
+
+def _in_words(storage: str, held: str) -> str:
+    if storage == held:
+        return say("{storage} stays", storage=storage)
+    cost = _COSTS.get((storage, held), say("decoded as it loads"))
+    return say("{storage} held as {held}: {cost}", storage=storage, held=held, cost=cost)
 
 
 def _held(info: TensorInfo, packed: frozenset[str]) -> str | None:

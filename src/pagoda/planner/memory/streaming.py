@@ -8,6 +8,7 @@ from dataclasses import replace
 from pagoda.arch.spec import ModelSpec
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.planner.memory.placement import spread
 from pagoda.planner.memory.plan import MemoryPlan
@@ -42,10 +43,11 @@ def resolve_streaming(
         counts, True, key=lambda count: has_room(config, streamed(count), facts, wanted)
     )
     plan = streamed(min(1 + enough, sparse))
-    layers = f"{plan.placement.experts} of {sparse} layers"
-    why = f"{format_bytes(plan.placement.nbytes)}; memory is too small for all"
+    layers = say("{some} of {all} layers", some=plan.placement.experts, all=sparse)
+    size = format_bytes(plan.placement.nbytes)
+    why = say("{size}; memory is too small for all", size=size)
     reasons.append(Reason("experts_on_disk", layers, why))
-    return plan, "That is with all experts read from disk."
+    return plan, say("That is with all experts read from disk.")
 
 
 def num_sparse(spec: ModelSpec) -> int:
@@ -55,21 +57,27 @@ def num_sparse(spec: ModelSpec) -> int:
 
 def speed_in_words(plan: MemoryPlan, spec: ModelSpec, speed: float | None) -> str:
     """How fast a plan with experts on disk is, where that gives `speed` bytes per second and the
-    system holds nothing of them; None: it is not known."""
+    system holds nothing of them; None: it is not known. Without the last full stop."""
     placement = plan.placement
-    told = (
-        f"Memory is too small for all experts: those of {placement.experts} of {num_sparse(spec)} "
-        f"layers, {format_bytes(placement.nbytes)}, are read from disk, "
-        f"{format_bytes(placement.token_bytes)} for a token of one reply and all for every "
-        f"{plan.max_chunk} tokens of a prompt"
+    size = say(
+        "Memory is too small for all experts: those of {some} of {all} layers, {size}, are read "
+        "from disk, {token} for a token of one reply and all for every {chunk} tokens of a prompt",
+        some=placement.experts,
+        all=num_sparse(spec),
+        size=format_bytes(placement.nbytes),
+        token=format_bytes(placement.token_bytes),
+        chunk=plan.max_chunk,
     )
     if speed is None:
-        return f"{told}. How fast the disk reads is not known."
+        return say("{size}. How fast the disk reads is not known", size=size)
     decode, prompt = speed / placement.token_bytes, speed / placement.nbytes * plan.max_chunk
-    return (
-        f"{told}. The disk reads {format_bytes(speed)} a second: that allows {_rate(decode)} "
-        f"tokens/s for one reply and {_rate(prompt)} for a prompt, more where the system still has "
-        "what is read."
+    return say(
+        "{size}. The disk reads {speed} a second: that allows {decode} tokens/s for one reply and "
+        "{prompt} for a prompt, more where the system still has what is read",
+        size=size,
+        speed=format_bytes(speed),
+        decode=_rate(decode),
+        prompt=_rate(prompt),
     )
 
 
@@ -80,12 +88,12 @@ def _rate(value: float) -> str:
 def _refusal(config: EngineConfig, facts: DeviceFacts) -> str:
     """Why experts cannot be on disk; empty where they can."""
     if config.parallel.num_ranks > 1:
-        return (
+        return say(
             "One process alone could read experts from disk: leave out --tensor-parallel-size and "
             "--pipeline-parallel-size."
         )
     if not facts.packed_storages:
-        return (
+        return say(
             "The native kernels alone could read experts from disk, and they are not in use here."
         )
     return ""

@@ -8,6 +8,7 @@ from pagoda.arch.hearing import AudioSpec
 from pagoda.arch.spec import ModelSpec
 from pagoda.arch.vision import VisionSpec
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.config.modality import MODALITIES
 from pagoda.core.plan import ENCODE_AHEAD
@@ -42,7 +43,10 @@ def resolve_media(config: EngineConfig, spec: ModelSpec, reasons: list[Reason]) 
     chosen: dict[str, Any] = {
         name: most for name, most in defaults.items() if getattr(config.media, name, 0) == "auto"
     }
-    reasons += [Reason(name, most, f"default on {device}") for name, most in chosen.items()]
+    reasons += [
+        Reason(name, most, say("default on {device}", device=device))
+        for name, most in chosen.items()
+    ]
     return replace(config, media=replace(config.media, **chosen))
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.config.server import ServerConfig
 
 _BACKLOG = 2048
@@ -86,13 +87,23 @@ def _remove_stale(file: Path) -> None:
 def _advice(host: str, port: int, error: OSError | OverflowError) -> str:
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
-        return (
-            f"Port {port} on {host} is in use; choose another with --port, or end what listens "
-            f"there (`pagoda stop --port {port}` if it is Pagoda)."
+        return say(
+            "Port {port} on {host} is in use; choose another with --port, or end what listens "
+            "there (`pagoda stop --port {port}` if it is Pagoda).",
+            port=port,
+            host=host,
         )
     if number == errno.EACCES:
-        return f"Port {port} may not be opened by this user; choose one above 1023 with --port."
-    return f"Cannot listen on {host} port {port}: {error}. Check --host and --port."
+        return say(
+            "Port {port} may not be opened by this user; choose one above 1023 with --port.",
+            port=port,
+        )
+    return say(
+        "Cannot listen on {host} port {port}: {error}. Check --host and --port.",
+        host=host,
+        port=port,
+        error=error,
+    )
 
 
 def base_url(listener: socket.socket, scheme: str = "http") -> str:

