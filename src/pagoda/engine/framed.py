@@ -9,8 +9,6 @@ from hashlib import sha256
 
 _LENGTH = struct.Struct(">I")
 NO_SECRET = b""
-LEAST_SECRET = 16
-"""Characters of a secret, at least."""
 
 
 class FrameError(Exception):

@@ -37,10 +37,13 @@ from pagoda.engine.ranks.link import (
     RankSetup,
     RankUp,
 )
+from pagoda.engine.ranks.nodes import NodeStarter, model_identity
 from pagoda.engine.ranks.starter import LocalStarter, RankStarter, StartedRank
 from pagoda.engine.start.measured import Room
+from pagoda.engine.start.phases import Phases
 from pagoda.planner.parallel import machine_part, rank_spec
 from pagoda.planner.stages import check_stages
+from pagoda.weights.files import ModelFiles
 
 if TYPE_CHECKING:
     import torch
@@ -345,7 +348,8 @@ class RanksExecutor(LocalExecutor):
 def start_ranks(
     config: EngineConfig,
     spec: ModelSpec,
-    model_path: Path,
+    files: ModelFiles,
+    phases: Phases,
     give_up: Callable[[str], None] | None,
 ) -> Ranks | None:
     """The other ranks of a model that is split; None for one on a single device. ConfigError for a
@@ -354,8 +358,16 @@ def start_ranks(
         return None
     rank_spec(spec, config.parallel.tensor_parallel_size)
     check_stages(config, spec)
-    starter = LocalStarter(config.parallel.num_ranks)
-    return Ranks(config, model_path, starter=starter, give_up=give_up)
+    return Ranks(config, files.path, starter=_starter(config, files, phases), give_up=give_up)
+
+
+def _starter(config: EngineConfig, files: ModelFiles, phases: Phases) -> RankStarter:
+    if config.nodes.nnodes == 1:
+        return LocalStarter(config.parallel.num_ranks)
+    starter = NodeStarter(config, model_identity(config, files))
+    with phases.timed("wait for nodes"):
+        starter.wait()
+    return starter
 
 
 def _flags(parallel: ParallelConfig) -> str:

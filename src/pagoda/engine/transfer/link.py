@@ -11,9 +11,9 @@ import msgspec
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, RequestError
 from pagoda.config.kv_transfer import KVTransferConfig, is_local
+from pagoda.config.nodes import LEAST_SECRET
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
-from pagoda.engine.framed import LEAST_SECRET
 from pagoda.engine.kv_disk import BlockStore
 from pagoda.engine.transfer.giving import Giver
 from pagoda.engine.transfer.taking import Taker
