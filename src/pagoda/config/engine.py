@@ -495,8 +495,3 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self.nodes.check(self.parallel.num_ranks, self.parallel.data_parallel_size)
-
-    @property
-    def num_beside(self) -> int:
-        """Ranks of an engine on one machine."""
-        return self.parallel.num_ranks // self.nodes.nnodes

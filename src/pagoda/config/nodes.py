@@ -64,6 +64,10 @@ class NodesConfig(Options):
                 "several on one; leave one of them out."
             )
 
+    def share(self, count: int) -> int:
+        """How many of so many ranks one machine has."""
+        return count // self.nnodes
+
     def secret(self) -> bytes:
         """What all machines prove to each other; empty on one machine. ConfigError where other
         machines may connect and there is none, or it is short."""

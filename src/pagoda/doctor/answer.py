@@ -187,7 +187,7 @@ def resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Reso
     """The plan of one device, or of one of the processes (ranks, replicas) that share a CPU."""
     config, facts = replica_part(config, hardware.facts)
     if facts.device == "cpu":
-        config, facts = machine_part(config, facts, config.num_beside)
+        config, facts = machine_part(config, facts, config.nodes.share(config.parallel.num_ranks))
     return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 
@@ -214,7 +214,7 @@ def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
     """As many as the flags say; ConfigError for more than there are."""
     parallel = config.parallel
     # Other machines are taken to be like this one.
-    wanted = parallel.num_devices // config.nodes.nnodes
+    wanted = config.nodes.share(parallel.num_devices)
     if wanted > hardware.count and hardware.facts.device != "cpu":
         name = hardware.facts.name if hardware.gpu is None else hardware.gpu.name
         where, fix = "are named by --gpu", f"write --gpu {name}x{wanted}, or lower it"
@@ -225,8 +225,8 @@ def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
         shared = f" on each of {config.nodes.nnodes} machines" if config.nodes.nnodes > 1 else ""
         raise ConfigError(
             f"{times}--tensor-parallel-size {parallel.tensor_parallel_size} times "
-            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices{shared}, and "
-            f"{hardware.count} {where}; {fix}."
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices"
+            f"{shared}, and {hardware.count} {where}; {fix}."
         )
     return wanted
 

@@ -35,7 +35,7 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        wanted = config.parallel.num_devices // config.nodes.nnodes
+        wanted = config.nodes.share(config.parallel.num_devices)
         hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
         return cls(config, hardware, users)
 

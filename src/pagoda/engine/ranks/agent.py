@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,7 @@ class _Stopped(BaseException):
 def run_node(config: EngineConfig) -> int:
     """Until a signal ends it; the exit code: 0, or 1 when rank 0 does not want this machine.
     ConfigError for a model or a secret that is not there."""
-    number, handlers = config.nodes.node_rank, {}
+    number, handlers = config.nodes.node_rank, dict[signal.Signals, Any]()
 
     def stop(signum: int, frame: FrameType | None) -> None:
         for each in handlers:
@@ -65,9 +66,8 @@ def run_node(config: EngineConfig) -> int:
 def _run(config: EngineConfig, number: int) -> int:
     nodes, secret = config.nodes, config.nodes.secret()
     path = Path(fetch_model(config.model).model)
-    who = NodeEnters(
-        number, sizes_of(config), model_identity(config, open_model(path, config.model.mmproj))
-    )
+    files = open_model(path, config.model.mmproj)
+    who = NodeEnters(number, sizes_of(config), model_identity(config, files))
     reported = 0.0
     while True:
         try:

@@ -119,7 +119,7 @@ class NodeStarter:
         """`model` is what tells the weight files from others. ConfigError where nobody can connect
         to this machine as the flags say."""
         nodes = config.nodes
-        self.num_beside = config.num_beside
+        self.num_beside = nodes.share(config.parallel.num_ranks)
         self._count = nodes.nnodes
         self._sizes, self._model = sizes_of(config), model
         self._nodes: dict[int, _Node] = {}
