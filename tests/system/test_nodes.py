@@ -35,15 +35,16 @@ def port() -> int:
 
 
 @pytest.fixture
-def node(serve, folder, port):
+def node(serve, folder, port, monkeypatch):
     """Starts one of two machines; number 0 has the API."""
 
-    def start(number: int, split: str = "-pp", model: Path = folder, **options) -> Served:
+    def start(number: int, split: str = "-pp", model: Path = folder, secret: str = "") -> Served:
+        monkeypatch.setenv("PAGODA_NODES_SECRET", secret)
         flags = ["--node-rank", "1", "--headless"] if number else []
         return serve(
             model, split, "2", "--nnodes", "2", "--master-port", str(port), *flags,
             "--dtype", "float32", "--device", "cpu", "--num-gpu-blocks-override", "41",
-            "--max-model-len", "600", **options,
+            "--max-model-len", "600",
         )  # fmt: skip
 
     return start
@@ -95,22 +96,22 @@ def test_layers_over_two_nodes_and_the_death_of_each_part(node, folder):
 
 @pytest.mark.slow
 def test_each_layer_over_two_nodes(node, folder):
-    served = node(0, "-tp", PAGODA_NODES_SECRET=SECRET)
+    served = node(0, "-tp", secret=SECRET)
     wait_until(lambda: says(served, "for --node-rank 1 of --nnodes 2"))
-    odd = node(1, "-tp", PAGODA_NODES_SECRET=SECRET[::-1])
+    odd = node(1, "-tp", secret=SECRET[::-1])
     assert odd.wait(30) == 1 and says(odd, "different secrets")
     wait_until(lambda: says(served, "may not take part: the two have different secrets"))
     changed = odd.folder / "changed"
     shutil.copytree(folder, changed)
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
-    odd = node(1, "-tp", changed, PAGODA_NODES_SECRET=SECRET)
+    odd = node(1, "-tp", changed, secret=SECRET)
     assert odd.wait(30) == 1 and says(odd, "has other weight files than node 0")
     wait_until(lambda: says(served, "node 1 has other weight files than node 0"))
-    odd = node(1, "-pp", PAGODA_NODES_SECRET=SECRET)
+    odd = node(1, "-pp", secret=SECRET)
     assert odd.wait(30) == 1 and says(odd, "has --tensor-parallel-size 1, and node 0 has 2")
 
-    other = node(1, "-tp", PAGODA_NODES_SECRET=SECRET)
+    other = node(1, "-tp", secret=SECRET)
     served.wait_ready(90)
     llm = LLM(str(folder), dtype="float32", device="cpu", threads=1, max_model_len=600)
     sampling = SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True)
