@@ -41,6 +41,7 @@ def test_what_is_said_before_a_rank_has_come_waits_for_it(leader):
     lost.clear()
     leader.close()
     assert lost.wait(5)
+    second.close()
 
 
 @pytest.mark.parametrize(
