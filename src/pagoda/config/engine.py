@@ -354,6 +354,10 @@ class ParallelConfig(Options):
         1, "Engines with the whole model, each a process; requests are dealt out among them.",
         aliases=("-dp",), bounds=_AT_LEAST_1,
     )  # fmt: skip
+    distributed_executor_backend: str = option(
+        "mp", "What runs the ranks of a model that is split: `mp`, processes of this machine, or "
+        "`ray`, actors of a Ray cluster.", choices=("mp", "ray"),
+    )  # fmt: skip
 
     @property
     def num_ranks(self) -> int:
