@@ -4,16 +4,15 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import msgspec
 
-from pagoda.engine.ranks.link import RankDied, RankDone, RankEnd, RankLaunch, RankUp
+from pagoda.engine.ranks.link import FolderEnd, RankDied, RankDone, RankLaunch, RankUp
 
 LAST = 2
 
 launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
-end = RankEnd(Path(launch.folder), launch.rank)
+end = FolderEnd(launch.place, launch.rank)
 end.send(RankUp(launch.rank, 1, 1))
 end.receive()
 if launch.rank != LAST and launch.model_path not in ("waits", "sleeps"):

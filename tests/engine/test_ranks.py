@@ -29,6 +29,7 @@ from pagoda.core.ranks import RankCall
 from pagoda.engine.core import EngineCore
 from pagoda.engine.ranks.executor import Ranks
 from pagoda.engine.ranks.link import RankSetup
+from pagoda.engine.ranks.starter import LocalStarter
 from pagoda.engine.startup import start_engine
 from pagoda.planner.resolved import (
     ResolvedCache,
@@ -250,7 +251,7 @@ def test_four_ranks_and_a_killed_one(tmp_path):
     for name, prompt in prompts.items():
         assert tokens(deltas[name]) == expected(reference, prompt), name
     assert any(deltas[name][-1].num_preemptions for name in prompts)
-    pids, folder = processes(core), core.executor._ranks.folder
+    pids, folder = processes(core), core.executor._ranks._starter.folder
     if Path("/proc/net/tcp").exists():
         assert [listening(pid) for pid in pids] == [{"0100007F"}] * 3, "127.0.0.1 and no other"
     assert len(pids) == 3 and oct(folder.stat().st_mode)[-3:] == "700"
@@ -341,8 +342,11 @@ def fakes(tmp_path, monkeypatch):
     def make(behaviour: str, **options: Any) -> Ranks:
         made.append(
             Ranks(
-                config_of(tmp_path, 3), Path(behaviour), module="tests.engine.fake_rank", **options
-            )
+                config_of(tmp_path, 3),
+                Path(behaviour),
+                starter=LocalStarter(3, "tests.engine.fake_rank"),
+                **options,
+            )  # fmt: skip
         )
         return made[-1]
 
@@ -367,7 +371,7 @@ def test_a_rank_that_fails_at_start(fakes, behaviour, error, words):
     pids = [process.pid for process in ranks._processes.values()]
     with pytest.raises(error, match=words):
         ranks._wait(lambda: False)
-    assert are_gone(pids) and not ranks.folder.exists()
+    assert are_gone(pids) and not ranks._starter.folder.exists()
 
 
 def test_an_engine_that_waits_for_a_lost_rank_is_ended(fakes, monkeypatch):
@@ -410,7 +414,7 @@ def test_a_rank_that_dies_asleep(fakes):
     ranks.load(RankSetup(RESOLVED, False))
     ranks.call(RankCall("sleep"), lambda: None)
     os.kill(pids[1], signal.SIGKILL)
-    ranks._processes[2].wait(30)
+    ranks._processes[2]._process.wait(30)
     for look in (ranks.check, lambda: ranks.call(RankCall("wake_up"), lambda: None)):
         with pytest.raises(EngineDeadError, match="rank 2 was ended by SIGKILL"):
             look()

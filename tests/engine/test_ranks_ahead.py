@@ -15,6 +15,7 @@ from pagoda.config.engine import DeviceConfig
 from pagoda.core.messages import AbortRequests, Utility
 from pagoda.engine.core import EngineCore
 from pagoda.engine.ranks import executor as ranks
+from pagoda.engine.ranks.starter import LocalStarter
 from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
 from pagoda.runtime.steps import captured
@@ -47,7 +48,7 @@ def core(reference, gpu, tmp_path_factory) -> Iterator[EngineCore]:
         patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         patch.setattr(captured, "_SHARE", 1e9)
         patch.setattr(devices, "make_device", lambda name, index: gpu)
-        patch.setattr(ranks, "Ranks", partial(ranks.Ranks, module="tests.engine.gpu_rank"))
+        patch.setattr(ranks, "LocalStarter", partial(LocalStarter, module="tests.engine.gpu_rank"))
         cache = replace(config.cache, block_size=16)  # by default a GPU's are larger
         config = replace(config, device=DeviceConfig("cuda"), cache=cache)
         core, _ = start_engine(config, lambda message: None)

@@ -9,6 +9,7 @@ import pytest
 from pagoda.base.errors import CapacityError
 from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig
 from pagoda.engine.ranks import executor as ranks
+from pagoda.engine.ranks.starter import LocalStarter
 from pagoda.engine.startup import start_engine
 from pagoda.runtime import device as devices
 from tests.engine.gpu_rank import PEAKS, PlayedGpu
@@ -36,7 +37,9 @@ def begin(model, monkeypatch, tmp_path):
     """Starts the engine; gives it, what it says of itself, and rank 0's device."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     monkeypatch.setenv("PAGODA_CACHE", str(tmp_path))
-    monkeypatch.setattr(ranks, "Ranks", partial(ranks.Ranks, module="tests.engine.gpu_rank"))
+    monkeypatch.setattr(
+        ranks, "LocalStarter", partial(LocalStarter, module="tests.engine.gpu_rank")
+    )
     cache = CacheConfig(block_size=16)
     config = replace(config_of(model[1], 2), device=DeviceConfig("cuda"), cache=cache)
     cores = []

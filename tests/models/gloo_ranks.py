@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from pagoda.layers.context import Parallel
+from pagoda.runtime.meeting import meet_in
 from pagoda.runtime.rank_group import RankGroup
 
 Result = TypeVar("Result")
@@ -20,7 +21,7 @@ def on_ranks(size: int, work: Callable[[Parallel], Result]) -> list[Result]:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(size) as pool:
 
         def run(group: RankGroup) -> Any:
-            group.connect(torch.device("cpu"), Path(folder) / "store")
+            group.connect(torch.device("cpu"), meet_in(Path(folder), size))
             try:
                 return work(group.parallel)
             except BaseException:

@@ -15,6 +15,7 @@ from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep, RankTiles
 from pagoda.layers.context import Parallel
 from pagoda.planner.captured import CapturedSize, captured_sizes
+from pagoda.runtime.meeting import meet_in
 from pagoda.runtime.rank_group import PeerLostError, RankGroup
 from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from pagoda.runtime.steps import captured
@@ -60,7 +61,7 @@ class Pair:
         )  # fmt: skip
         self.thread = threading.Thread(target=self._follow, args=(path,), daemon=True)
         self.thread.start()
-        self.groups[0].connect(torch.device("cpu"), path)
+        self.groups[0].connect(torch.device("cpu"), meet_in(path, 2))
         self.leader: LeadingRunner = make_runner(
             LeadingRunner, model=self.models[0], device=self.gpus[0], group=self.groups[0],
             tell=self._tell, **changes,
@@ -72,7 +73,7 @@ class Pair:
 
     def _follow(self, path: Path) -> None:
         try:
-            self.groups[1].connect(torch.device("cpu"), path)
+            self.groups[1].connect(torch.device("cpu"), meet_in(path, 2))
             while raw := self._orders.get():
                 order = msgspec.msgpack.decode(
                     raw, type=RankStep | RankCapture | RankTiles, dec_hook=unpack_column
@@ -95,7 +96,7 @@ class Pair:
 
 @pytest.fixture
 def pair(make_runner, tmp_path) -> Iterator[Pair]:
-    made = Pair(make_runner, tmp_path / "store")
+    made = Pair(make_runner, tmp_path)
     yield made
     made.end()
 
@@ -136,9 +137,7 @@ def test_a_run_of_decode_steps(pair, make_driver, make_request):
 def capturing(make_runner, tmp_path, monkeypatch) -> Iterator[Pair]:
     """As `pair`, where steps are captured as soon as they are needed."""
     monkeypatch.setattr(captured, "_SHARE", 1e9)
-    made = Pair(
-        make_runner, tmp_path / "store", max_num_reqs=8, captured_bytes=10**6, captured_sizes=SIZES
-    )
+    made = Pair(make_runner, tmp_path, max_num_reqs=8, captured_bytes=10**6, captured_sizes=SIZES)
     made.leader.record()
     yield made
     made.end()

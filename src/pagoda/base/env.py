@@ -76,7 +76,10 @@ VARIABLES = {
         ),
         Variable("CUDA_VISIBLE_DEVICES", str, None, "NVIDIA GPUs that programs may use, as 0,1."),
         Variable(
-            "NCCL_SOCKET_IFNAME", str, None, "Where ranks on GPUs meet; lo in Pagoda, this machine."
+            "NCCL_SOCKET_IFNAME",
+            str,
+            None,
+            "Where ranks on GPUs meet; lo in Pagoda where they share a machine.",
         ),
         Variable("OMP_WAIT_POLICY", str, None, "What idle OpenMP threads do; PASSIVE in Pagoda."),
         Variable(
@@ -98,6 +101,13 @@ VARIABLES = {
             None,
             "What engines prove to each other that move KV blocks (`--kv-transfer-config`); needed "
             "for addresses other than this machine's own.",
+        ),
+        Variable(
+            "PAGODA_NODES_SECRET",
+            str,
+            None,
+            "What the machines that share a model prove to each other (`--nnodes`); needed for "
+            "addresses other than this machine's own.",
         ),
         Variable(
             "PYTORCH_ALLOC_CONF",

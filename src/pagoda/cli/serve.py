@@ -68,6 +68,13 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         log.warning("%s", line)
 
+    if engine.nodes.nnodes > 1 and args.more_models:
+        raise ConfigError("--nnodes serves one model; leave the others out.")
+    if engine.nodes.headless:
+        from pagoda.engine.ranks.agent import run_node
+
+        return run_node(engine)
+
     def advise(error: PagodaError) -> list[str]:
         from pagoda.doctor.after import after_failure
 

@@ -9,7 +9,7 @@ _SAMPLERS = [name.replace("_", "-") for name in _ORDER]
 ONE_DEVICE = Fact(
     "a model's devices are those of --tensor-parallel-size and --pipeline-parallel-size",
     has=("--tensor-parallel-size", "--pipeline-parallel-size"),
-    lacks=("context_parallel", "expert_parallel", "eplb", "node", "rpc", "ray"),
+    lacks=("context_parallel", "expert_parallel", "eplb", "rpc", "ray"),
 )
 REPLICAS = Fact(
     "the engines of --data-parallel-size run on one machine, behind one server",
@@ -20,7 +20,7 @@ ONE_PROCESS = Fact("one server process answers all requests", lacks=("server_cou
 ONE_ENGINE = Fact(
     "a request is served by one engine; --kv-transfer-config lets another compute its prompt",
     has=("--kv-transfer-config",),
-    lacks=("ec_transfer_config", "headless", "scale_out"),
+    lacks=("ec_transfer_config", "scale_out"),
 )
 GRAPHS = Fact(
     "steps are captured as graphs when they are first needed; --enforce-eager leaves it out",

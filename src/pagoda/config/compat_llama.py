@@ -223,10 +223,10 @@ _CHAT = (
 _SAMPLING = (
     Compat("-n", "v", "refused",
            Fact("llama.cpp means --predict, vLLM --nnodes; write the one that you mean",
-                lacks=("nnodes",)), ("-1",)),
+                has=("--nnodes",)), ("-1",)),
     Compat("-r", "v", "refused",
            Fact("llama.cpp means --reverse-prompt, vLLM --node-rank; write the one that you mean",
-                lacks=("node_rank",))),
+                has=("--node-rank",))),
     Compat("--reverse-prompt", "v", "refused", Fact("send `stop` with requests", has=("stop",))),
     Compat("--ignore-eos", "-", "refused", Fact("send ignore_eos with requests",
                                                 has=("ignore_eos",))),

@@ -10,6 +10,7 @@ from pagoda.config.adapters import AdapterConfig
 from pagoda.config.kv_events import KVEventsConfig, kv_events
 from pagoda.config.kv_transfer import KVTransferConfig, kv_transfer
 from pagoda.config.modality import MODALITIES
+from pagoda.config.nodes import NodesConfig
 from pagoda.config.option import Options, option
 from pagoda.config.speculation import SpeculationConfig
 
@@ -494,3 +495,7 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     adapters: AdapterConfig = field(default_factory=AdapterConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+
+    def __post_init__(self) -> None:
+        self.nodes.check(self.parallel.num_ranks, self.parallel.data_parallel_size)

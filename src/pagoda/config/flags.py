@@ -23,6 +23,7 @@ from pagoda.config.engine import (
     ParallelConfig,
     SchedulerConfig,
 )
+from pagoda.config.nodes import NodesConfig
 from pagoda.config.option import flag_name
 from pagoda.config.parser import MergeJson
 from pagoda.config.speculation import SpeculationConfig
@@ -38,6 +39,7 @@ SECTIONS = {
     "media": MediaConfig,
     "speculation": SpeculationConfig,
     "adapters": AdapterConfig,
+    "nodes": NodesConfig,
 }
 
 

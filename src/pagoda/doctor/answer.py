@@ -187,7 +187,7 @@ def resolved(config: EngineConfig, subject: Subject, hardware: Hardware) -> Reso
     """The plan of one device, or of one of the processes (ranks, replicas) that share a CPU."""
     config, facts = replica_part(config, hardware.facts)
     if facts.device == "cpu":
-        config, facts = machine_part(config, facts, config.parallel.num_ranks)
+        config, facts = machine_part(config, facts, config.nodes.share(config.parallel.num_ranks))
     return resolve(config, subject.spec, subject.tensors, facts, subject.draft)
 
 
@@ -212,7 +212,9 @@ def _speeds(made: Answer, resolution: Resolution, measured: DeviceSpeed | None) 
 
 def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
     """As many as the flags say; ConfigError for more than there are."""
-    parallel, wanted = config.parallel, config.parallel.num_devices
+    parallel = config.parallel
+    # Other machines are taken to be like this one.
+    wanted = config.nodes.share(parallel.num_devices)
     if wanted > hardware.count and hardware.facts.device != "cpu":
         name = hardware.facts.name if hardware.gpu is None else hardware.gpu.name
         where, fix = "are named by --gpu", f"write --gpu {name}x{wanted}, or lower it"
@@ -220,10 +222,11 @@ def _devices_wanted(config: EngineConfig, hardware: Hardware) -> int:
             where, fix = "are here", f"lower it, or plan for --gpu {name}x{wanted}"
         engines = parallel.data_parallel_size
         times = f"--data-parallel-size {engines} times " if engines > 1 else ""
+        shared = f" on each of {config.nodes.nnodes} machines" if config.nodes.nnodes > 1 else ""
         raise ConfigError(
             f"{times}--tensor-parallel-size {parallel.tensor_parallel_size} times "
-            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices, and "
-            f"{hardware.count} {where}; {fix}."
+            f"--pipeline-parallel-size {parallel.pipeline_parallel_size} is {wanted} devices"
+            f"{shared}, and {hardware.count} {where}; {fix}."
         )
     return wanted
 

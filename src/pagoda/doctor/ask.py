@@ -35,7 +35,8 @@ class Question:
         users = None if args.users is None else parse_users(args.users)
         if args.gpu is not None and config.device.device == "cpu":
             raise ConfigError("--gpu and --device cpu contradict each other; leave one out.")
-        hardware = None if args.gpu is None else elsewhere(args.gpu, config.parallel.num_devices)
+        wanted = config.nodes.share(config.parallel.num_devices)
+        hardware = None if args.gpu is None else elsewhere(args.gpu, wanted)
         return cls(config, hardware, users)
 
 

@@ -26,7 +26,8 @@ def plan_notes(
 def _devices(
     subject: Subject, hardware: Hardware, config: EngineConfig, chosen: bool
 ) -> Iterator[Finding]:
-    used, engines = config.parallel.num_devices, config.parallel.data_parallel_size
+    used = config.nodes.share(config.parallel.num_devices)
+    engines = config.parallel.data_parallel_size
     if hardware.facts.device == "cpu":
         if used > 1:
             text = f"{used} processes share the cores and the memory of one machine"

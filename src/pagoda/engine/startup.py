@@ -86,7 +86,7 @@ def start_engine(
     draft = find_draft_model(config, files, spec, phases)
     files, spec = with_eagle3_head(files, spec, config, phases)
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
-    ranks = start_ranks(config, spec, files.path, give_up)
+    ranks = start_ranks(config, spec, files, phases, give_up)
     try:
         return _make_engine(_Start(config, files, spec, phases, libraries, ranks, draft), room)
     except BaseException:

@@ -1,38 +1,31 @@
 """What ranks exchange while they compute: over gloo between CPUs, over NCCL between GPUs."""
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 
 from pagoda.base.errors import ConfigError
 from pagoda.layers.context import Parallel
+from pagoda.runtime.meeting import Meeting, PeerLostError, peers_needed
 from pagoda.runtime.symmetric_sum import SymmetricSum, symmetric_sum
 
 # Ranks do the same at the same time: one that lets the others wait for so long hangs. The first
 # step may compile kernels, which takes a minute or two.
 _EXCHANGE = timedelta(minutes=10)
-# All ranks have said that they are there before the first one waits for them.
-_MEETING = timedelta(minutes=1)
 # Tags of what goes from stage to stage, and from the last one to rank 0.
 _ON, _BACK = 1, 2
 # Sent by one rank in a step, at most.
 _MESSAGES = 3
 
 
-class PeerLostError(Exception):
-    """Another rank did not answer: it is gone, or hangs.
-
-    No RuntimeError: whoever goes on behind one of torch's cannot go on behind this one.
-    """
+__all__ = ["PeerLostError", "RankGroup"]
 
 
 class RankGroup:
-    """One rank's line to the others on this machine. `parallel` is what layers are built with.
+    """One rank's line to the others. `parallel` is what layers are built with.
 
     The first `size` ranks are the first stage of a pipeline, the next ones the second, and so on.
     """
@@ -57,8 +50,8 @@ class RankGroup:
         """What adds up small tensors, where the GPUs can read each other's memory."""
         self._votes = torch.empty(0)
 
-    def connect(self, device: torch.device, path: Path) -> None:
-        """Meet the others, who come with the same `path` (of a file, in a private folder).
+    def connect(self, device: torch.device, meeting: Meeting) -> None:
+        """Meet the others.
 
         ConfigError where torch has no library for the device; PeerLostError after a minute.
         """
@@ -74,15 +67,16 @@ class RankGroup:
             )
         # Made now: a rank may have to say that it found no memory.
         self._votes = torch.zeros(1, dtype=torch.int32, device=device)
-        store = distributed.FileStore(str(path), self.num_ranks)  # type: ignore[attr-defined]  # not in stubs
-        store.set_timeout(_MEETING)
+        store, address = meeting.store, meeting.address
         place, size = self.parallel.rank, self.parallel.size
-        make = _nccl if device.type == "cuda" else _gloo
-        with _peers_needed():
+        first = self.stage * size
+        make = _nccl if device.type == "cuda" else partial(_gloo, address)
+        with peers_needed():
             own = distributed.PrefixStore(f"stage {self.stage}", store)  # type: ignore[attr-defined]
             if size > 1:
                 self._group = make(own, place, size, device)
-            if size > 1 and device.type == "cuda":
+            beside = meeting.is_beside(first, first + size - 1)
+            if size > 1 and device.type == "cuda" and beside:
                 self._small = symmetric_sum(self._group, own, device, self.reduce, self.agree)
             if self.num_stages == 1:
                 return
@@ -90,7 +84,7 @@ class RankGroup:
             self._stages = self._hosts = make(every, self.rank, self.num_ranks, device)
             if device.type == "cuda":
                 hosts = distributed.PrefixStore("hosts", store)  # type: ignore[attr-defined]
-                self._hosts = _gloo(hosts, self.rank, self.num_ranks, device)
+                self._hosts = _gloo(address, hosts, self.rank, self.num_ranks, device)
 
     @property
     def num_ranks(self) -> int:
@@ -108,13 +102,13 @@ class RankGroup:
     def hand_on(self, x: torch.Tensor) -> None:
         """Send a contiguous tensor of the device, of any shape, to this rank's neighbour in the
         next stage. It is not waited for; `x` stays as it is meanwhile."""
-        with _peers_needed():
+        with peers_needed():
             self._keep(self._stages.send([x], self.rank + self.parallel.size, _ON), x)
 
     def handed_on(self, x: torch.Tensor) -> torch.Tensor:
         """`x` of the device, of any shape, filled with what the neighbour in the stage before has
         handed on."""
-        with _peers_needed():
+        with peers_needed():
             self._stages.recv([x], self.rank - self.parallel.size, _ON).wait()
         return x
 
@@ -122,12 +116,12 @@ class RankGroup:
         """Send a contiguous tensor of the host, of any shape, to rank 0, from the first rank of the
         last stage. It goes from host to host: rank 0's device may have computed further by then,
         and would let a device that waits for it wait for itself."""
-        with _peers_needed():
+        with peers_needed():
             self._keep(self._hosts.send([x], 0, _BACK), x)
 
     def given_back(self, x: torch.Tensor) -> torch.Tensor:
         """`x` of the host, of any shape, filled with what the last stage has given back."""
-        with _peers_needed():
+        with peers_needed():
             self._hosts.recv([x], self.num_ranks - self.parallel.size, _BACK).wait()
         return x
 
@@ -143,7 +137,7 @@ class RankGroup:
         x = x.contiguous()
         if self._small is not None and self._small.takes(x):
             return self._small.sum(x)
-        with _peers_needed():
+        with peers_needed():
             self._group.allreduce([x]).wait()
         return x
 
@@ -161,7 +155,7 @@ class RankGroup:
         if part.shape[1] < width:
             part = torch.nn.functional.pad(part, (0, width - part.shape[1]))
         parts = part.new_empty((size * len(part), width))
-        with _peers_needed():
+        with peers_needed():
             group._allgather_base(parts, part.contiguous()).wait()
         whole = parts.view(size, len(part), width).transpose(0, 1).flatten(1)
         return whole[:, :columns].contiguous()
@@ -169,12 +163,12 @@ class RankGroup:
     def broadcast(self, x: torch.Tensor) -> None:
         """The contiguous tensor of a stage's first rank, of any shape, into those of its others."""
         if self.parallel.size > 1:
-            with _peers_needed():
+            with peers_needed():
                 self._group.broadcast([x]).wait()
 
     def broadcast_all(self, x: torch.Tensor) -> None:
         """Rank 0's contiguous tensor, of any shape, into those of all others."""
-        with _peers_needed():
+        with peers_needed():
             self._all.broadcast([x]).wait()
 
     def agree(self, good: bool) -> bool:
@@ -198,19 +192,11 @@ def _nccl(store: Any, rank: int, size: int, device: torch.device) -> Any:
     return group
 
 
-def _gloo(store: Any, rank: int, size: int, device: torch.device) -> Any:
+def _gloo(address: str, store: Any, rank: int, size: int, device: torch.device) -> Any:
     from torch import distributed
 
     options = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in stubs
     options._timeout = _EXCHANGE
     # By default it would listen where the machine's name resolves to.
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
     return distributed.ProcessGroupGloo(store, rank, size, options)
-
-
-@contextmanager
-def _peers_needed() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerLostError(str(error)) from error

@@ -84,7 +84,7 @@ def _room(case: Case, made: Answer, plan: MemoryPlan) -> int:
     """Bytes for the pool and what grows with the context."""
     facts, bare = case.hardware.facts, replace(plan, num_slabs=0, max_model_len=0)
     if facts.device == "cpu":
-        share = facts.free_memory // made.config.parallel.num_ranks
+        share = facts.free_memory // made.config.nodes.share(made.config.parallel.num_ranks)
         facts = replace(facts, free_memory=share)
     room = room_for_pool(bare, facts)
     space = case.hardware.address_space

@@ -1,54 +1,54 @@
 """The other ranks' processes as rank 0 holds them: started, watched, ended, cleaned up after."""
 
-import contextlib
-import shutil
-import subprocess
-import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
 
 from pagoda.arch.spec import ModelSpec
 from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
-from pagoda.base.machine import oom_kills
 from pagoda.config.engine import EngineConfig, ParallelConfig
+from pagoda.config.kv_transfer import is_local
 from pagoda.core.plan import StepPlan
 from pagoda.core.ranks import RankCall
 from pagoda.engine.core import describe
 from pagoda.engine.executor import LocalExecutor, Runner, StartedStep
 from pagoda.engine.kv_disk import BlockStore
 from pagoda.engine.kv_journal import Bytes
-from pagoda.engine.processes.child import exit_cause, private_folder
 from pagoda.engine.ranks.link import (
-    LeaderEnd,
+    FolderPlace,
     RankDevice,
     RankDied,
     RankDone,
     RankLaunch,
     RankMeasure,
     RankMeasured,
+    RankMeet,
     RankPool,
     RankReady,
     RankSetup,
     RankUp,
 )
+from pagoda.engine.ranks.nodes import NodeStarter, model_identity
+from pagoda.engine.ranks.starter import LocalStarter, RankStarter, StartedRank
 from pagoda.engine.start.measured import Room
+from pagoda.engine.start.phases import Phases
 from pagoda.planner.parallel import machine_part, rank_spec
 from pagoda.planner.stages import check_stages
+from pagoda.weights.files import ModelFiles
 
 if TYPE_CHECKING:
     import torch
 
+    from pagoda.runtime.meeting import Meeting
     from pagoda.runtime.rank_group import RankGroup
     from pagoda.runtime.ranks import LeadingRunner
 
@@ -73,21 +73,17 @@ class Ranks:
         config: EngineConfig,
         model_path: Path,
         *,
+        starter: RankStarter,
         give_up: Callable[[str], None] | None = None,
-        module: str = "pagoda.engine.ranks.main",
     ):
         """`give_up` ends this process with a cause, from any thread, when a rank is gone and the
-        engine does not notice. `module` is what runs in the others."""
+        engine does not notice."""
         self.size = config.parallel.num_ranks
         self._parallel = config.parallel
-        self.folder = private_folder()
+        self._starter, self._link = starter, starter.link
         self._give_up = give_up
-        self._link = LeaderEnd(self.folder, self.size)
-        self._oom_kills = oom_kills()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._finalizer = weakref.finalize(
-            self, _clean_up, self._processes, self._link, self.folder
-        )
+        self._processes: dict[int, StartedRank] = {}
+        self._finalizer = weakref.finalize(self, _clean_up, self._processes, starter)
         self._up: dict[int, RankUp] = {}
         self._ready: set[int] = set()
         self._measured: dict[int, Room] = {}
@@ -97,9 +93,11 @@ class Ranks:
         self._over: EngineDeadError | CapacityError | None = None
         level, form = log_settings()
         for rank in range(1, self.size):
-            folder = str(self.folder)
-            launch = RankLaunch(config, rank, str(model_path), folder, level, form)
-            self._processes[rank] = _started(launch, module)
+            launch = RankLaunch(
+                config, rank, str(model_path), self._link.place, rank,
+                log_level=level, log_format=form,
+            )  # fmt: skip
+            self._processes[rank] = starter.start(launch)
         threading.Thread(
             target=_watch, args=(self._processes, self._closed, weakref.ref(self)), daemon=True
         ).start()
@@ -109,7 +107,8 @@ class Ranks:
         """Rank 0's place among them; brings torch."""
         from pagoda.runtime.rank_group import RankGroup
 
-        env.set_default("NCCL_SOCKET_IFNAME", "lo")
+        if is_local(self._link.address):
+            env.set_default("NCCL_SOCKET_IFNAME", "lo")
         parallel = self._parallel
         return RankGroup(0, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
 
@@ -118,26 +117,28 @@ class Ranks:
     ) -> tuple[EngineConfig, DeviceFacts]:
         """What each rank may count on, of rank 0's facts: ranks on a CPU share it, and each GPU
         rank has its own of `num_devices`, from `first_gpu` on. ConfigError where they are too
-        few."""
+        few. Of several machines the one with the least memory decides."""
         self._link.send(RankDevice(facts.device, first_gpu))
-        if facts.device == "cpu":
+        beside, on_cpu = self._starter.num_beside, facts.device == "cpu"
+        if on_cpu and beside > 1:
             log.warning(
                 "%s on a CPU: %d processes share its cores and memory. That is for tests; one "
-                "process is faster.", _flags(config.parallel), self.size,
+                "process is faster.", _flags(config.parallel), beside,
             )  # fmt: skip
-            return machine_part(config, facts, self.size)
-        if num_devices < first_gpu + self.size:
-            wanted = config.parallel.num_devices
+        if not on_cpu and num_devices < first_gpu + beside:
+            wanted = beside * config.parallel.data_parallel_size
             engines = config.parallel.data_parallel_size
             times = f" with --data-parallel-size {engines}" if engines > 1 else ""
             raise ConfigError(
                 f"{_flags(config.parallel)}{times} needs {wanted} GPUs and torch finds "
                 f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
             )
-        self._wait(lambda: len(self._up) == self.size - 1)
-        free = [facts.free_memory, *(up.free_memory for up in self._up.values())]
-        total = [facts.total_memory, *(up.total_memory for up in self._up.values())]
-        return config, replace(facts, free_memory=min(free), total_memory=min(total))
+        if not on_cpu or beside < self.size:
+            self._wait(lambda: len(self._up) == self.size - 1)
+            free = [facts.free_memory, *(up.free_memory for up in self._up.values())]
+            total = [facts.total_memory, *(up.total_memory for up in self._up.values())]
+            facts = replace(facts, free_memory=min(free), total_memory=min(total))
+        return machine_part(config, facts, beside) if on_cpu else (config, facts)
 
     def load(self, setup: RankSetup) -> None:
         """Let them load their shares, while rank 0 loads its own."""
@@ -147,7 +148,19 @@ class Ranks:
         """Wait until all have loaded, and connect them."""
         self._wait(lambda: len(self._ready) == self.size - 1)
         with self.in_step():
-            self.group.connect(device, self.folder / "store")
+            self.group.connect(device, self._meeting())
+
+    def _meeting(self) -> "Meeting":
+        """A place to meet, of which the others hear."""
+        from pagoda.runtime.meeting import meet_at, meet_in
+
+        place, beside = self._link.place, self._starter.num_beside
+        if isinstance(place, FolderPlace):
+            meeting = meet_in(Path(place.folder), self.size)
+        else:
+            meeting = meet_at(self._link.address, beside)
+        self._link.send(RankMeet(beside, meeting.port))
+        return meeting
 
     def measure(self, own: Callable[[], Room], computes: bool) -> list[Room]:
         """The room of all ranks, this one's by `own`; a step they compute together."""
@@ -187,7 +200,7 @@ class Ranks:
             return
         raise self._verdict()
 
-    @contextlib.contextmanager
+    @contextmanager
     def in_step(self) -> Iterator[None]:
         """Around what all ranks do together: an error in it leaves them at different places and
         ends them; EngineDeadError with the cause, which may be another rank's."""
@@ -256,9 +269,6 @@ class Ranks:
         self.close()
         return self._over
 
-    def exit_cause(self, rank: int, code: int | None) -> str:
-        return exit_cause(code, f"The process of rank {rank}", self._oom_kills)
-
     def _first_cause(self) -> EngineDeadError | CapacityError | None:
         for rank, process in self._processes.items():
             died = self._died.get(rank)
@@ -268,14 +278,14 @@ class Ranks:
             # A process that says why ends with 1, and its words may still be under way.
             code = process.poll()
             if died is None and code is not None and code != 1:
-                return EngineDeadError(self.exit_cause(rank, code))
+                return EngineDeadError(process.cause())
         return None
 
     def _any_cause(self, error: Exception | None) -> EngineDeadError:
         for rank, process in self._processes.items():
             code = process.poll()
             if rank not in self._died and code is not None:
-                return EngineDeadError(self.exit_cause(rank, code))
+                return EngineDeadError(process.cause())
         for rank, died in self._died.items():
             return EngineDeadError(f"Rank {rank}: {died.cause}")
         return EngineDeadError(f"The ranks lost each other: {error}")
@@ -338,7 +348,8 @@ class RanksExecutor(LocalExecutor):
 def start_ranks(
     config: EngineConfig,
     spec: ModelSpec,
-    model_path: Path,
+    files: ModelFiles,
+    phases: Phases,
     give_up: Callable[[str], None] | None,
 ) -> Ranks | None:
     """The other ranks of a model that is split; None for one on a single device. ConfigError for a
@@ -347,7 +358,16 @@ def start_ranks(
         return None
     rank_spec(spec, config.parallel.tensor_parallel_size)
     check_stages(config, spec)
-    return Ranks(config, model_path, give_up=give_up)
+    return Ranks(config, files.path, starter=_starter(config, files, phases), give_up=give_up)
+
+
+def _starter(config: EngineConfig, files: ModelFiles, phases: Phases) -> RankStarter:
+    if config.nodes.nnodes == 1:
+        return LocalStarter(config.parallel.num_ranks)
+    starter = NodeStarter(config, model_identity(config, files))
+    with phases.timed("wait for nodes"):
+        starter.wait()
+    return starter
 
 
 def _flags(parallel: ParallelConfig) -> str:
@@ -359,19 +379,8 @@ def _flags(parallel: ParallelConfig) -> str:
     return " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
 
-def _started(launch: RankLaunch, module: str) -> "subprocess.Popen[bytes]":
-    # -P: a file named torch.py in the working folder must not be imported.
-    process = subprocess.Popen([sys.executable, "-P", "-m", module], stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    # A process that is already dead says so through its exit status.
-    with contextlib.suppress(BrokenPipeError):
-        process.stdin.write(msgspec.json.encode(launch) + b"\n")
-        process.stdin.flush()
-    return process
-
-
 def _watch(
-    processes: "dict[int, subprocess.Popen[bytes]]",
+    processes: Mapping[int, StartedRank],
     closed: threading.Event,
     owner: "weakref.ref[Ranks]",
 ) -> None:
@@ -384,19 +393,13 @@ def _watch(
             codes = {rank: process.poll() for rank, process in processes.items()}
             # Who ends with 1 had a reason to give, which may be the loss of another.
             rank = max(codes, key=lambda rank: (codes[rank] is not None, codes[rank] != 1))
-            ranks.unblock(ranks.exit_cause(rank, codes[rank]))
+            ranks.unblock(processes[rank].cause())
         return
 
 
-def _clean_up(
-    processes: "dict[int, subprocess.Popen[bytes]]", link: LeaderEnd, folder: Path
-) -> None:
+def _clean_up(processes: Mapping[int, StartedRank], starter: RankStarter) -> None:
     for process in processes.values():
         process.kill()
     for process in processes.values():
         process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.close()
-    link.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    starter.close()

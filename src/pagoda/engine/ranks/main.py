@@ -19,12 +19,16 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.base.process import go_on_without_parent
+from pagoda.config.kv_transfer import is_local
 from pagoda.core.kvcache.spec import GroupSpec, kv_groups
 from pagoda.core.ranks import RankBlocks, RankCall, RankCapture, RankStep, RankTiles
 from pagoda.engine.core import describe
 from pagoda.engine.processes.main import leave
 from pagoda.engine.processes.watchdog import Watchdog
 from pagoda.engine.ranks.link import (
+    FolderEnd,
+    FolderPlace,
+    Place,
     RankDevice,
     RankDied,
     RankDone,
@@ -32,11 +36,13 @@ from pagoda.engine.ranks.link import (
     RankLaunch,
     RankMeasure,
     RankMeasured,
+    RankMeet,
     RankPool,
     RankReady,
     RankSetup,
     RankUp,
 )
+from pagoda.engine.ranks.tcp import TcpEnd
 from pagoda.engine.start.libraries import import_torch
 from pagoda.engine.start.measured import Room, room_of, step_of
 from pagoda.engine.start.model_files import checkpoint_of, spec_of
@@ -52,6 +58,7 @@ if TYPE_CHECKING:
     from pagoda.models.base import Model
     from pagoda.runtime.adapters import ResidentAdapters
     from pagoda.runtime.device import Device
+    from pagoda.runtime.meeting import Meeting
     from pagoda.runtime.rank_group import RankGroup
     from pagoda.runtime.ranks import FollowingRunner
 
@@ -71,11 +78,22 @@ def main() -> NoReturn:
         launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=RankLaunch)
     except msgspec.MsgspecError:
         sys.exit("This is a rank's process of Pagoda; `pagoda serve` starts it.")
-    setup_logging(launch.log_level, launch.log_format)
-    folder = Path(launch.folder)
-    follower = threading.Thread(target=_follow_leader, args=(folder,), name="leader", daemon=True)
+    follower = threading.Thread(
+        target=_follow_leader, args=(launch.place,), name="leader", daemon=True
+    )
     follower.start()
-    end = RankEnd(folder, launch.rank)
+    follow(launch, follower)
+
+
+def follow(launch: RankLaunch, follower: threading.Thread | None = None) -> NoReturn:
+    """Be that rank until rank 0 is gone, which ends this process. `follower` is a thread that sees
+    to it as well."""
+    setup_logging(launch.log_level, launch.log_format)
+    end: RankEnd
+    if isinstance(launch.place, FolderPlace):
+        end = FolderEnd(launch.place, launch.rank)
+    else:
+        end = TcpEnd(launch.place, launch.rank, on_lost=partial(leave, 1))
     try:
         _serve(launch, end)
     except Exception as error:
@@ -85,7 +103,7 @@ def main() -> NoReturn:
         out_of_memory = isinstance(error, CapacityError) or is_out_of_memory(error)
         end.send(RankDied(launch.rank, describe(error), out_of_memory, lost))
         end.close()
-        if lost:
+        if lost and follower is not None:
             # Rank 0 ends us; or it is the one that is gone, and then we clean up behind it.
             follower.join(_PATIENCE_SECONDS)
     leave(1)
@@ -95,7 +113,8 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog = Watchdog()
     watchdog.beat("import torch")
     env.set_default("OMP_WAIT_POLICY", "PASSIVE")
-    env.set_default("NCCL_SOCKET_IFNAME", "lo")
+    if is_local(end.address):
+        env.set_default("NCCL_SOCKET_IFNAME", "lo")
     import_torch()
     from pagoda.runtime.device import make_device
     from pagoda.runtime.rank_group import RankGroup
@@ -103,7 +122,7 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     watchdog.beat(None)
     chosen = end.receive()
     assert isinstance(chosen, RankDevice)
-    device = make_device(chosen.name, chosen.first_gpu + launch.rank)
+    device = make_device(chosen.name, chosen.first_gpu + launch.device_index)
     facts = device.facts()
     end.send(RankUp(launch.rank, facts.total_memory, facts.free_memory))
     watchdog.beat(None)
@@ -114,7 +133,9 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
     loaded = _load(launch, setup, device, group, watchdog)
     end.send(RankReady(launch.rank))
     watchdog.beat(None)
-    group.connect(device.torch_device, Path(launch.folder) / "store")
+    meet = end.receive()
+    assert isinstance(meet, RankMeet)
+    group.connect(device.torch_device, _meeting(launch, meet, group.num_ranks, end.address))
     order = end.receive()
     if isinstance(order, RankMeasure):
         watchdog.beat("profile")
@@ -144,6 +165,15 @@ def _serve(launch: RankLaunch, end: RankEnd) -> None:
             case RankCall():
                 end.send(RankDone(launch.rank, _called(runner, order)))
         watchdog.beat(None)
+
+
+def _meeting(launch: RankLaunch, meet: RankMeet, size: int, address: str) -> "Meeting":
+    from pagoda.runtime.meeting import meet_in, meet_with
+
+    place = launch.place
+    if isinstance(place, FolderPlace):
+        return meet_in(Path(place.folder), size)
+    return meet_with(place.host, meet.store_port, address, meet.num_beside)
 
 
 def _called(runner: "FollowingRunner", call: RankCall) -> str:
@@ -258,11 +288,12 @@ def _make_runner(loaded: _Loaded, pool: RankPool) -> "FollowingRunner":
     )
 
 
-def _follow_leader(folder: Path) -> None:
-    """Leave when rank 0 does, however it ended: its end of our stdin closes with it."""
+def _follow_leader(place: Place) -> None:
+    """Leave when whoever started us does, however it ended: its end of our stdin closes with it."""
     while os.read(0, 4096):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(place, FolderPlace):
+        shutil.rmtree(place.folder, ignore_errors=True)
     leave(1)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, RequestError
 from pagoda.config.kv_transfer import KVTransferConfig, is_local
+from pagoda.config.nodes import LEAST_SECRET
 from pagoda.core.kvcache.manager import KVCacheManager
 from pagoda.core.messages import AddRequest, EngineStats, RequestDelta
 from pagoda.engine.kv_disk import BlockStore
@@ -19,7 +20,6 @@ from pagoda.engine.transfer.taking import Taker
 
 # Copied between two steps, at most: some milliseconds while requests run.
 _SLICE_BYTES, _IDLE_BYTES = 8 << 20, 64 << 20
-_LEAST_SECRET = 16
 _PARAM = "kv_transfer_params"
 
 
@@ -178,9 +178,9 @@ def _secret(config: KVTransferConfig) -> bytes:
             ) from error
         if not secret:
             raise ConfigError(f"secret_file {config.secret_file} is empty.")
-    if secret and len(secret) < _LEAST_SECRET:
+    if secret and len(secret) < LEAST_SECRET:
         raise ConfigError(
             f"The secret of --kv-transfer-config has {len(secret)} characters; it needs "
-            f"{_LEAST_SECRET} at least (openssl rand -hex 32)."
+            f"{LEAST_SECRET} at least (openssl rand -hex 32)."
         )
     return secret

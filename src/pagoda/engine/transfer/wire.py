@@ -1,21 +1,29 @@
 """What two engines say to each other when KV blocks move, over TCP.
 
-Messages are four bytes of length (big endian) and MessagePack, each of one known form. The engine
+Messages are frames (`engine.framed`) of MessagePack, each of one known form. The engine
 that has blocks speaks first (`Hello`); the other proves that it knows the secret, and says whose
 blocks it can use (`Greeting`). The answer is a `Welcome` or a `Refusal`. Then, as often as wanted:
 a `Pull`, answered by `Coming` and the blocks, records as `engine.kv_journal` writes them. `Done`
 says that a prompt's blocks need no longer be kept.
 """
 
-import hmac
-import secrets
 import socket
-import struct
 from collections.abc import Mapping
-from hashlib import sha256
 from typing import Any
 
 import msgspec
+
+from pagoda.engine.framed import (
+    FrameError,
+    is_proved,
+    new_nonce,
+    proof,
+    read,
+    read_frame,
+    send_frame,
+)
+
+__all__ = ["is_proved", "new_nonce", "proof", "read"]
 
 MAGIC = "pagoda-kv-1"
 SILENCE_SECONDS = 30.0
@@ -23,8 +31,6 @@ SILENCE_SECONDS = 30.0
 seconds, and engines answer between steps."""
 # Before anything is proved: a Greeting has some hundred bytes.
 MOST_GREETING = 8 << 10
-_LENGTH = struct.Struct(">I")
-NO_SECRET = b""
 
 
 class TransferError(Exception):
@@ -73,49 +79,18 @@ class Done(msgspec.Struct, tag=True):
 
 
 def send(sock: socket.socket, message: msgspec.Struct) -> None:
-    raw = msgspec.msgpack.encode(message)
-    sock.sendall(_LENGTH.pack(len(raw)) + raw)
+    send_frame(sock, msgspec.msgpack.encode(message))
 
 
 def receive(sock: socket.socket, most: int, kind: Any) -> Any:
     """The next message, of at most so many bytes; TransferError where it is none of that kind, one
     of the structs above or a union of them."""
-    (length,) = _LENGTH.unpack(read(sock, _LENGTH.size))
-    if length > most:
-        raise TransferError("protocol", f"a message of {length} bytes is longer than {most}")
     try:
-        return msgspec.msgpack.decode(read(sock, length), type=kind)
+        return msgspec.msgpack.decode(read_frame(sock, most), type=kind)
+    except FrameError as error:
+        raise TransferError("protocol", str(error)) from error
     except msgspec.MsgspecError as error:
         raise TransferError("protocol", f"a message is none that was expected: {error}") from error
-
-
-def read(sock: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes; ConnectionError where the peer ends before."""
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        got = sock.recv_into(view)
-        if not got:
-            raise ConnectionError("the connection ended")
-        view = view[got:]
-    return bytes(data)
-
-
-def new_nonce() -> bytes:
-    return secrets.token_bytes(32)
-
-
-def proof(secret: bytes, side: str, own: bytes, other: bytes) -> bytes:
-    """What one side shows of the secret: HMAC-SHA256 over its role and both nonces; empty where
-    there is no secret."""
-    if secret == NO_SECRET:
-        return b""
-    return hmac.new(secret, side.encode() + own + other, sha256).digest()
-
-
-def is_proved(shown: bytes, secret: bytes, side: str, own: bytes, other: bytes) -> bool:
-    """`own` is the nonce of the side that shows it."""
-    return hmac.compare_digest(shown, proof(secret, side, own, other))
 
 
 def difference(fetching: Mapping[str, str], giving: Mapping[str, str]) -> str | None:
