@@ -360,10 +360,27 @@ class ParallelConfig(Options):
         "`ray`, actors of a Ray cluster.", choices=("mp", "ray"),
     )  # fmt: skip
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.distributed_executor_backend == "ray" and self.data_parallel_size > 1:
+            raise ConfigError(
+                "--data-parallel-size starts engines on this machine; with "
+                "--distributed-executor-backend ray leave it out, and have Ray Serve run replicas."
+            )
+
     @property
     def num_ranks(self) -> int:
-        """Devices of one engine: GPUs, or processes that share a CPU."""
+        """Devices of one engine: GPUs, or processes."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def sizes(self) -> str:
+        """The flags that the number of ranks comes from."""
+        sizes = {
+            "--tensor-parallel-size": self.tensor_parallel_size,
+            "--pipeline-parallel-size": self.pipeline_parallel_size,
+        }
+        return " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
     @property
     def num_devices(self) -> int:
@@ -499,3 +516,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self.nodes.check(self.parallel.num_ranks, self.parallel.data_parallel_size)
+        if self.parallel.distributed_executor_backend == "ray" and self.nodes.nnodes > 1:
+            raise ConfigError(
+                "--nnodes names machines, and with --distributed-executor-backend ray Ray has them; "
+                "leave one of the two out."
+            )

@@ -1,5 +1,5 @@
-"""Where Ray shall put the ranks of one model, and which of its bundles each rank takes. Ray itself is
-not needed for it."""
+"""Where Ray shall put the ranks of one model, and which of its bundles each rank takes; without Ray
+itself."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Wanted:
         if self._fit(nodes, home, self.each, self.parallel.num_ranks):
             return ""
         kind = f"{self.resource}s"
-        wanted = f"{self.parallel.flags()} needs {self.each * self.parallel.num_ranks} {kind} of Ray"
+        wanted = f"{self.parallel.sizes} needs {self.each * self.parallel.num_ranks} {kind} of Ray"
         have = ", ".join(f"{self.room(node):g} on node {node.address}" for node in nodes) or "none"
         own = [node for node in nodes if node.name == home]
         if own and self.room(own[0]) < self.each:

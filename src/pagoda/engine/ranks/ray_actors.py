@@ -17,8 +17,8 @@ class PagodaRank:
         told rank 0 why it ends."""
         if version != __version__:
             raise ConfigError(
-                f"this node has Pagoda {__version__}, and the engine {version}; install the same on "
-                "all nodes."
+                f"this node has Pagoda {__version__}, and the engine {version}; install the same "
+                "on all nodes."
             )
         from pagoda.engine.ranks.link import RankLaunch
         from pagoda.engine.ranks.main import follow

@@ -1,5 +1,5 @@
-"""Ranks as actors of a Ray cluster. The engine imports Ray in this module alone, and this module only
-for `--distributed-executor-backend ray`."""
+"""Ranks as actors of a Ray cluster, for `--distributed-executor-backend ray`. The engine imports Ray
+in this module alone."""
 
 import contextlib
 import logging
@@ -68,11 +68,11 @@ class RayStarter:
         self._own_group = not env.get("PAGODA_RAY_GROUP")
         self._group = _new_group(self._wanted) if self._own_group else _given_group()
         try:
-            places = _ready(self._group, self._wanted)
+            places = _ready(self._group, self._wanted, own=self._own_group)
             slots = self._wanted.slots(self._group.bundle_specs, places)
             if len(slots) < parallel.num_ranks:
                 raise ConfigError(
-                    f"{parallel.flags()} needs {parallel.num_ranks} ranks, and the bundles of this "
+                    f"{parallel.sizes} needs {parallel.num_ranks} ranks, and the bundles of this "
                     f"replica ({self._group.bundle_specs}) have room for {len(slots)}; leave "
                     "placement_group_bundles to pagoda.ray."
                 )
@@ -84,18 +84,14 @@ class RayStarter:
         self._slots, self._places = slots, [places[slot] for slot in slots]
         self._address = {node.name: node.address for node in nodes()}
         self.num_beside = blocks_of(self._places)
+        self.num_devices = 1  # Ray shows each process its own
         self._tell()
         here = len(set(self._places)) == 1
         address = "127.0.0.1" if here else ray.util.get_node_ip_address()
         self.link = TcpLeader(address, 0, parallel.num_ranks, secrets.token_bytes(32))
 
-    def share(
-        self, config: EngineConfig, facts: DeviceFacts
-    ) -> tuple[EngineConfig, DeviceFacts]:
-        """What a rank may count on, of the facts of rank 0's device: its own GPU; on a CPU the
-        threads that Ray has given it, and a part of its node's memory."""
-        if facts.device != "cpu":
-            return config, facts
+    def part(self, config: EngineConfig, facts: DeviceFacts) -> tuple[EngineConfig, DeviceFacts]:
+        """The threads that Ray has given a rank, and a part of its node's memory."""
         most = max(map(self._places.count, self._places))
         device = replace(config.device, threads=self._wanted.each)
         return replace(config, device=device), replace(
@@ -117,7 +113,6 @@ class RayStarter:
                 self._group, placement_group_bundle_index=self._slots[launch.rank]
             ),
         ).remote()  # fmt: skip
-        # Ray shows a rank one GPU.
         raw = msgspec.json.encode(msgspec.structs.replace(launch, device_index=0))
         where = self._address.get(self._places[launch.rank], "")
         return RayRank(launch.rank, where, actor, actor.follow.remote(raw, __version__))
@@ -215,8 +210,8 @@ def _connect() -> None:
     given = env.get("RAY_ADDRESS")
     if given and "://" in given:
         raise ConfigError(
-            f"RAY_ADDRESS is {given}; rank 0 runs in this process, so it has to be on a node of the "
-            "cluster: start Pagoda there, with RAY_ADDRESS=auto."
+            f"RAY_ADDRESS is {given}; rank 0 runs in this process, so it has to be on a node of "
+            "the cluster: start Pagoda there, with RAY_ADDRESS=auto."
         )
     options: dict[str, Any] = {"logging_level": logging.WARNING}
     try:
@@ -248,9 +243,9 @@ def _given_group() -> PlacementGroup:
     return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(env.get("PAGODA_RAY_GROUP"))))
 
 
-def _ready(group: PlacementGroup, wanted: Wanted) -> list[str]:
+def _ready(group: PlacementGroup, wanted: Wanted, *, own: bool) -> list[str]:
     """The nodes of its bundles, once all are there; ConfigError says what is missing."""
-    home = ray.get_runtime_context().get_node_id()
+    home = ray.get_runtime_context().get_node_id() if own else None
     begun = told = time.monotonic()
     while True:
         table = placement_group_table(group)
@@ -264,9 +259,8 @@ def _ready(group: PlacementGroup, wanted: Wanted) -> list[str]:
         if missing and now - begun > _GRACE_SECONDS:
             raise ConfigError(missing)
         free = ray.available_resources().get(wanted.resource, 0)
-        waits = (
-            f"{wanted.each * wanted.parallel.num_ranks} {wanted.resource}s of Ray; {free:g} are free"
-        )
+        needed = wanted.each * wanted.parallel.num_ranks
+        waits = f"{needed} {wanted.resource}s of Ray; {free:g} are free"
         if now - begun > _PATIENCE_SECONDS:
             raise ConfigError(
                 f"Others held what this engine needs for {_PATIENCE_SECONDS:g} s: {waits}. "
