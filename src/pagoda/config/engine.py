@@ -518,6 +518,6 @@ class EngineConfig:
         self.nodes.check(self.parallel.num_ranks, self.parallel.data_parallel_size)
         if self.parallel.distributed_executor_backend == "ray" and self.nodes.nnodes > 1:
             raise ConfigError(
-                "--nnodes names machines, and with --distributed-executor-backend ray Ray has them; "
-                "leave one of the two out."
+                "--nnodes names machines, and with --distributed-executor-backend ray Ray has "
+                "them; leave one of the two out."
             )

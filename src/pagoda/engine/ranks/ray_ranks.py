@@ -1,5 +1,5 @@
-"""Ranks as actors of a Ray cluster, for `--distributed-executor-backend ray`. The engine imports Ray
-in this module alone."""
+"""Ranks as actors of a Ray cluster, for `--distributed-executor-backend ray`. The engine imports
+Ray in this module alone."""
 
 import contextlib
 import logging
