@@ -254,3 +254,97 @@ def test_as_many_gpus_as_ranks(overlay, gpus) -> None:
     assert engine.parallel.tensor_parallel_size == gpus
     assert container(overlay)["resources"]["limits"]["nvidia.com/gpu"] == str(gpus)
     assert container(overlay)["image"] == COMPOSE["services"]["gpu"]["image"]
+
+
+def group():
+    """One model over several nodes: pods with the API, and pods without."""
+    return yaml.safe_load((DEPLOY / "kubernetes/nodes/leaderworkerset.yaml").read_text())
+
+
+# What leaderworkerset.x-k8s.io/v1 says of these fields (lws, config/crd/bases).
+LEADER_WORKER_SET = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "additionalProperties": False,
+    "properties": {
+        "apiVersion": {"const": "leaderworkerset.x-k8s.io/v1"},
+        "kind": {"const": "LeaderWorkerSet"},
+        "metadata": {"type": "object", "required": ["name"]},
+        "spec": {
+            "type": "object",
+            "required": ["leaderWorkerTemplate"],
+            "additionalProperties": False,
+            "properties": {
+                "replicas": {"type": "integer"},
+                "startupPolicy": {"enum": ["LeaderCreated", "LeaderReady"]},
+                "leaderWorkerTemplate": {
+                    "type": "object",
+                    "required": ["workerTemplate"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "size": {"type": "integer"},
+                        "restartPolicy": {
+                            "enum": [
+                                "Default", "RecreateGroupOnPodRestart",
+                                "RecreateGroupAfterStart", "None",
+                            ]
+                        },
+                        "leaderTemplate": {"$ref": "#/$defs/pod"},
+                        "workerTemplate": {"$ref": "#/$defs/pod"},
+                    },
+                },
+            },
+        },
+    },
+    "$defs": {
+        "pod": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {"metadata": {"type": "object"}, "spec": {"type": "object"}},
+        }
+    },
+}  # fmt: skip
+
+
+def test_nodes_of_a_model_agree() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    manifest = group()
+    jsonschema.validate(manifest, LEADER_WORKER_SET)
+    template = manifest["spec"]["leaderWorkerTemplate"]
+    variables = {"LWS_GROUP_SIZE": str(template["size"]), "LWS_LEADER_ADDRESS": "10.0.0.7"}
+    found = []
+    for number, kind in enumerate(("leaderTemplate", "workerTemplate")):
+        pod = template[kind]["spec"]
+        (box,) = pod["containers"]
+        values = {**variables, "LWS_WORKER_INDEX": str(number)}
+        words = [
+            re.sub(r"\$\((\w+)\)", lambda name, values=values: values[name[1]], word)
+            for word in box["args"]
+        ]
+        found.append(configs(image_command(words)))
+        mounts = {mount["name"]: mount["mountPath"] for mount in box["volumeMounts"]}
+        assert set(mounts) == {volume["name"] for volume in pod["volumes"]}
+        assert mounts["cache"] == instruction("VOLUME")
+        assert box["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        # Other machines are let in by this alone.
+        assert "PAGODA_NODES_SECRET" in [variable["name"] for variable in box["env"]]
+    (leader, server), (worker, _) = found
+    assert leader == replace(worker, nodes=leader.nodes)
+    assert leader.nodes == replace(worker.nodes, node_rank=0, headless=False)
+    assert (worker.nodes.node_rank, worker.nodes.headless) == (1, True)
+    assert leader.parallel.num_ranks == leader.nodes.nnodes
+    box = template["leaderTemplate"]["spec"]["containers"][0]
+    patience = template["leaderTemplate"]["spec"]["terminationGracePeriodSeconds"]
+    slept = int(box["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert patience - slept >= server.shutdown_timeout + STOPPING_SECONDS
+    service = yaml.safe_load((DEPLOY / "kubernetes" / "nodes" / "service.yaml").read_text())
+    assert service["spec"]["selector"] == template["leaderTemplate"]["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["targetPort"] == box["ports"][0]["name"]
+
+
+@pytest.mark.parametrize("kind", ["leaderTemplate", "workerTemplate"])
+def test_kubernetes_knows_the_pods_of_nodes(kind) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    spec = group()["spec"]["leaderWorkerTemplate"][kind]["spec"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pagoda"}, "spec": spec}
+    schemas.validate(pod, schemas.latest_version(), strict=True)

@@ -15,8 +15,8 @@ from pagoda.core.plan import pack_column, unpack_column
 from pagoda.core.ranks import RankCapture, RankStep, RankTiles
 from pagoda.layers.context import Parallel
 from pagoda.planner.captured import CapturedSize, captured_sizes
-from pagoda.runtime.meeting import meet_in
-from pagoda.runtime.rank_group import PeerLostError, RankGroup
+from pagoda.runtime.meeting import PeerLostError, meet_in
+from pagoda.runtime.rank_group import RankGroup
 from pagoda.runtime.ranks import FollowingRunner, LeadingRunner, OutOfStepError
 from pagoda.runtime.steps import captured
 from tests.runtime.conftest import POISON, VOCAB, CacheModel

@@ -10,6 +10,8 @@ from typing import Any
 
 from torch import distributed
 
+from pagoda.base.errors import ConfigError
+
 # All ranks have said that they are there before the first one waits for them.
 _MEETING = timedelta(minutes=1)
 
@@ -40,6 +42,7 @@ class Meeting:
 
 def meet_in(folder: Path, size: int) -> Meeting:
     """Of `size` ranks that can all enter a private folder."""
+    _check_torch()
     with peers_needed():
         store = distributed.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # not in stubs
         store.set_timeout(_MEETING)
@@ -49,6 +52,7 @@ def meet_in(folder: Path, size: int) -> Meeting:
 def meet_at(address: str, num_beside: int) -> Meeting:
     """Rank 0's, which listens at an address of this machine and nowhere else. Whoever reaches the
     port may read and write: torch knows no passwords there."""
+    _check_torch()
     family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
     listening = socket.create_server((address, 0), family=family)
     port = listening.getsockname()[1]
@@ -62,9 +66,23 @@ def meet_at(address: str, num_beside: int) -> Meeting:
 
 def meet_with(host: str, port: int, address: str, num_beside: int) -> Meeting:
     """Of another rank, whose own address is `address`; rank 0 listens at `host`."""
+    _check_torch()
     with peers_needed():
         store = distributed.TCPStore(host, port, is_master=False, timeout=_MEETING)  # type: ignore[attr-defined]  # not in stubs
     return Meeting(store, address, num_beside)
+
+
+def no_library(name: str) -> ConfigError:
+    """For a build of torch without what connects ranks."""
+    return ConfigError(
+        f"This torch cannot connect several devices: it has no {name}. Install a build with it, or "
+        "leave out --tensor-parallel-size and --pipeline-parallel-size."
+    )
+
+
+def _check_torch() -> None:
+    if not distributed.is_available():
+        raise no_library("torch.distributed")
 
 
 @contextmanager

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from pagoda.base.errors import ConfigError
 from pagoda.layers.context import Parallel
-from pagoda.runtime.meeting import Meeting, PeerLostError, peers_needed
+from pagoda.runtime.meeting import Meeting, no_library, peers_needed
 from pagoda.runtime.symmetric_sum import SymmetricSum, symmetric_sum
 
 # Ranks do the same at the same time: one that lets the others wait for so long hangs. The first
@@ -19,9 +18,6 @@ _EXCHANGE = timedelta(minutes=10)
 _ON, _BACK = 1, 2
 # Sent by one rank in a step, at most.
 _MESSAGES = 3
-
-
-__all__ = ["PeerLostError", "RankGroup"]
 
 
 class RankGroup:
@@ -57,14 +53,8 @@ class RankGroup:
         """
         from torch import distributed
 
-        if not distributed.is_available() or (
-            device.type == "cuda" and not distributed.is_nccl_available()
-        ):
-            raise ConfigError(
-                f"This torch cannot connect several {device.type} devices; install a build with "
-                "torch.distributed, or leave out --tensor-parallel-size and "
-                "--pipeline-parallel-size."
-            )
+        if device.type == "cuda" and not distributed.is_nccl_available():
+            raise no_library("NCCL")
         # Made now: a rank may have to say that it found no memory.
         self._votes = torch.zeros(1, dtype=torch.int32, device=device)
         store, address = meeting.store, meeting.address

@@ -16,7 +16,7 @@ from pagoda.engine.ranks.link import RankLaunch, TcpPlace
 from pagoda.engine.ranks.listening import Connection, NodeEnters, RefusedError, enter, follow
 from pagoda.engine.ranks.nodes import (
     BEAT_SECONDS,
-    SILENCE_SECONDS,
+    LEADER_SILENCE,
     FromNode,
     NodeExited,
     NodeLeaves,
@@ -105,7 +105,7 @@ class _Visit:
     def run(self) -> str:
         """Start and watch ranks until rank 0 is gone; why."""
         connection, put = self._connection, self._orders.put
-        connection.be_heard(SILENCE_SECONDS)
+        connection.be_heard(LEADER_SILENCE)
         follow(connection, lambda raw: put(msgspec.msgpack.decode(raw, type=ToNode)), put)
         beat = 0.0
         try:
@@ -118,7 +118,7 @@ class _Visit:
                 if isinstance(order, NodeStart):
                     self._start(order.launch)
                 elif isinstance(order, TimeoutError):
-                    return f"node 0 said nothing for {SILENCE_SECONDS:g} s"
+                    return f"node 0 said nothing for {LEADER_SILENCE:g} s"
                 elif isinstance(order, Exception):
                     return "the engine on node 0 ended"
         except _Stopped as why:

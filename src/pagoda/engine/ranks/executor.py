@@ -129,9 +129,10 @@ class Ranks:
         if not on_cpu and num_devices < first_gpu + needed:
             wanted = needed * config.parallel.data_parallel_size
             engines = config.parallel.data_parallel_size
+            each = " on each machine" if beside < self.size else ""
             times = f" with --data-parallel-size {engines}" if engines > 1 else ""
             raise ConfigError(
-                f"{config.parallel.sizes}{times} needs {wanted} GPUs and torch finds "
+                f"{config.parallel.sizes}{times} needs {wanted} GPUs{each} and torch finds "
                 f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
             )
         if not on_cpu or beside < self.size:
@@ -205,7 +206,7 @@ class Ranks:
     def in_step(self) -> Iterator[None]:
         """Around what all ranks do together: an error in it leaves them at different places and
         ends them; EngineDeadError with the cause, which may be another rank's."""
-        from pagoda.runtime.rank_group import PeerLostError  # brings torch
+        from pagoda.runtime.meeting import PeerLostError  # brings torch
 
         try:
             self.check()

@@ -25,6 +25,8 @@ OTHER_SECRET = "the two have different secrets (PAGODA_NODES_SECRET)"
 _GREETING_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _BACKLOG = 128
+# Greetings at once.
+_MOST_GREETINGS = 256
 # Before anything is proved.
 _MOST_GREETING = 64 << 10
 # A plan of a very large step has some hundred KiB.
@@ -138,6 +140,7 @@ class Listener:
         self._socket = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         self.address: str = self._socket.getsockname()[0]
         self.port: int = self._socket.getsockname()[1]
+        self._greetings = threading.Semaphore(_MOST_GREETINGS)
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
 
     def close(self) -> None:
@@ -151,6 +154,9 @@ class Listener:
                 peer, _ = self._socket.accept()
             except OSError:
                 return
+            if not self._greetings.acquire(blocking=False):
+                peer.close()
+                continue
             threading.Thread(target=self._greet, args=(peer,), name="greet", daemon=True).start()
 
     def _greet(self, peer: socket.socket) -> None:
@@ -172,6 +178,8 @@ class Listener:
         except (OSError, FrameError, msgspec.MsgspecError) as error:
             log.debug("%s connected and did not enter: %s.", where, error)
             peer.close()
+        finally:
+            self._greetings.release()
 
     def _let_in(self, peer: socket.socket) -> tuple[Entering, Admitted]:
         nonce = new_nonce()

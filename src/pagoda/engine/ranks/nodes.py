@@ -24,8 +24,10 @@ from pagoda.weights.identity import weights_identity
 log = get_logger(__name__)
 
 BEAT_SECONDS = 1.0
-SILENCE_SECONDS = 10.0
-"""A node that says nothing for so long is lost, and so is rank 0 for a node."""
+LEADER_SILENCE = 60.0
+"""Rank 0 that says nothing for so long is lost to a node; it says nothing while a library that it
+loads holds Python's lock."""
+_SILENCE_SECONDS = 10.0
 _REPORT_SECONDS = 30.0
 # The name of a machine that was only just started may not be known yet.
 _NAME_SECONDS = 30.0
@@ -185,7 +187,7 @@ class NodeStarter(EqualParts):
 
     def enter(self, who: Entering, connection: Connection) -> None:
         assert isinstance(who, NodeEnters)
-        connection.be_heard(SILENCE_SECONDS)
+        connection.be_heard(_SILENCE_SECONDS)
         node = _Node(who.node_rank, connection)
         with self._changed:
             if who.node_rank in self._nodes or self._closed.is_set():
@@ -206,7 +208,7 @@ class NodeStarter(EqualParts):
     def _lose(self, node: _Node, error: Exception) -> None:
         said = f"the connection to it ended: {error}"
         if isinstance(error, TimeoutError):
-            said = f"it said nothing for {SILENCE_SECONDS:g} s"
+            said = f"it said nothing for {_SILENCE_SECONDS:g} s"
         node.lost = node.lost or f"Node {node.number} ({node.connection.peer}) is lost; {said}."
         node.connection.close()
         with self._changed:

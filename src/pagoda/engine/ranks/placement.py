@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pagoda.config.engine import ParallelConfig
+from pagoda.config.parallel import ParallelConfig
 
 
 @dataclass(frozen=True)

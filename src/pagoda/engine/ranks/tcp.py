@@ -62,9 +62,9 @@ class TcpLeader:
 
     def close(self) -> None:
         self._listener.close()
-        with self._lock:
-            for connection in self._ranks.values():
-                connection.close()
+        # Without the lock: whoever sends may wait for a rank that stands still.
+        for connection in list(self._ranks.values()):
+            connection.close()
 
     def check(self, who: Entering) -> None:
         if isinstance(who, RankEnters):

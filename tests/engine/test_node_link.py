@@ -1,0 +1,93 @@
+"""What the machines of one engine say to each other, and whom rank 0 lets in."""
+
+import socket
+import threading
+
+import msgspec
+import pytest
+
+from pagoda.base.errors import ConfigError
+from pagoda.engine import framed
+from pagoda.engine.ranks import listening
+from pagoda.engine.ranks.link import RankMeasure, RankReady, TcpPlace
+from pagoda.engine.ranks.listening import NodeEnters, RankEnters, RefusedError, enter
+from pagoda.engine.ranks.tcp import TcpEnd, TcpLeader
+
+SECRET = b"a secret of 24 characters"
+
+
+@pytest.fixture
+def leader():
+    made = TcpLeader("127.0.0.1", 0, 3, SECRET)
+    yield made
+    made.close()
+
+
+def test_what_is_said_before_a_rank_has_come_waits_for_it(leader):
+    lost = threading.Event()
+    leader.send(RankMeasure(computes=False))
+    first = TcpEnd(leader.place, 1, lost.set)
+    leader.send(RankMeasure(computes=True))
+    second = TcpEnd(leader.place, 2, lost.set)
+    for end in (first, second):
+        assert [end.receive().computes for _ in range(2)] == [False, True]
+    second.send(RankReady(2))
+    assert leader.receive(5000) == RankReady(2)
+    assert leader.receive(0) is None
+    # Its last words arrive although it closes at once.
+    first.send(RankReady(1))
+    first.close()
+    assert leader.receive(5000) == RankReady(1)
+    lost.clear()
+    leader.close()
+    assert lost.wait(5)
+    second.close()
+
+
+@pytest.mark.parametrize(
+    ("secret", "who", "words"),
+    [
+        (b"another one of 24 letters", RankEnters(1, "x"), "different secrets"),
+        (b"", RankEnters(1, "x"), "different secrets"),
+        (SECRET, RankEnters(1, "x"), "another start of the engine"),
+        (SECRET, NodeEnters(1, {}, ""), "no other nodes"),
+    ],
+)
+def test_who_is_not_let_in(leader, secret, who, words):
+    with pytest.raises(RefusedError, match=words):
+        enter("127.0.0.1", leader.place.port, secret=secret, who=who)
+
+
+def test_a_rank_enters_once(leader):
+    end = TcpEnd(leader.place, 1, lambda: None)
+    leader.send(RankMeasure(computes=True))
+    end.receive()  # so it is in
+    with pytest.raises(RefusedError, match="there is a rank 1 already"):
+        TcpEnd(leader.place, 1, lambda: None)
+    end.close()
+
+
+def test_another_version(leader):
+    place: TcpPlace = leader.place
+    with socket.create_connection(("127.0.0.1", place.port), timeout=5) as sock:
+        hello = listening._receive(sock, listening.Hello)
+        nonce = framed.new_nonce()
+        shown = framed.proof(SECRET, "enters", nonce, hello.nonce)
+        # What it says of itself has a form that is not known here.
+        who = msgspec.Raw(msgspec.msgpack.encode({"type": "Newer"}))
+        listening._send(sock, listening.Entry(nonce, shown, "0.0.1", who))
+        answer = listening._receive(sock, listening.Admitted | listening.Refused)
+    assert answer.said.startswith("this is Pagoda 0.0.1, and node 0 has ")
+
+
+@pytest.mark.parametrize("length", [framed._LENGTH.pack(1 << 31), b"GET "])
+def test_what_speaks_something_else(leader, length):
+    with socket.create_connection(("127.0.0.1", leader.place.port), timeout=5) as sock:
+        listening._receive(sock, listening.Hello)
+        sock.sendall(length)
+        assert sock.recv(1) == b""
+
+
+def test_an_address_that_is_taken(leader):
+    with pytest.raises(ConfigError, match=f"127.0.0.1 port {leader.place.port} .* in use"):
+        TcpLeader("127.0.0.1", leader.place.port, 2, SECRET)
