@@ -13,7 +13,6 @@ import pytest
 from pagoda import LLM, SamplingParams
 from pagoda.base.errors import ConfigError
 from pagoda.config.engine import DeviceConfig, EngineConfig, ParallelConfig
-from pagoda.ray import build_app
 from tests.engine.conftest import write_byte_tokenizer
 from tests.models import tiny
 from tests.system.conftest import starter
@@ -22,7 +21,6 @@ from tests.system.harness import Served, wait_until
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'pagoda-llm[ray]')")
 
 PROMPTS = ["Hello, this is", "abc", "What about birds?"]
-PORT = 8932
 _STORE_BYTES = 80 << 20
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -147,29 +145,6 @@ def broken(served: Served, how: Any) -> str:
 
 def healthy(served: Served) -> bool:
     return httpx.get(f"{served.url}/health").status_code == 200
-
-
-def test_a_replica_of_ray_serve(cluster, folder):
-    """Its ranks are in the bundles of the replica, and end with it."""
-    from ray import serve
-
-    flags = {
-        "model": str(folder), "served-model-name": "m", "pipeline-parallel-size": 2,
-        "distributed-executor-backend": "ray", "dtype": "float32", "device": "cpu",
-        "num-gpu-blocks-override": 41, "max-model-len": 600,
-    }  # fmt: skip
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-    try:
-        serve.run(build_app(flags))
-        (group,) = created_groups()
-        assert group["bundles"] == {0: {"CPU": 1.0}, 1: {"CPU": 1.0}}
-        body = {"model": "m", "prompt": "Once", "max_tokens": 8}
-        reply = httpx.post(f"http://127.0.0.1:{PORT}/v1/completions", json=body, timeout=60)
-        assert reply.json()["usage"]["completion_tokens"] == 8, reply.text
-        assert len(actors()) == 1
-    finally:
-        serve.shutdown()
-    wait_until(lambda: not actors() and not created_groups(), 30)
 
 
 def test_deaths_under_a_stream(cluster, folder):

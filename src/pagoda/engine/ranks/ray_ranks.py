@@ -69,26 +69,26 @@ class RayStarter:
         self._group = _new_group(self._wanted) if self._own_group else _given_group()
         try:
             places = _ready(self._group, self._wanted, own=self._own_group)
-            slots = self._wanted.slots(self._group.bundle_specs, places)
-            if len(slots) < parallel.num_ranks:
+            self._slots = self._wanted.slots(self._group.bundle_specs, places)
+            if len(self._slots) < parallel.num_ranks:
                 raise ConfigError(
-                    f"{parallel.sizes} needs {parallel.num_ranks} ranks, and the bundles of this "
-                    f"replica ({self._group.bundle_specs}) have room for {len(slots)}; leave "
+                    f"{parallel.sizes} makes {parallel.num_ranks} ranks, and this replica's "
+                    f"bundles {self._group.bundle_specs} have room for {len(self._slots)}; leave "
                     "placement_group_bundles to pagoda.ray."
                 )
             if self._own_group:
                 self._take_place()
+            self._places = [places[slot] for slot in self._slots]
+            self._address = {node.name: node.address for node in nodes()}
+            self._tell()
+            here = len(set(self._places)) == 1
+            address = "127.0.0.1" if here else ray.util.get_node_ip_address()
+            self.link = TcpLeader(address, 0, parallel.num_ranks, secrets.token_bytes(32))
         except BaseException:
             self._release()
             raise
-        self._slots, self._places = slots, [places[slot] for slot in slots]
-        self._address = {node.name: node.address for node in nodes()}
         self.num_beside = blocks_of(self._places)
         self.num_devices = 1  # Ray shows each process its own
-        self._tell()
-        here = len(set(self._places)) == 1
-        address = "127.0.0.1" if here else ray.util.get_node_ip_address()
-        self.link = TcpLeader(address, 0, parallel.num_ranks, secrets.token_bytes(32))
 
     def part(self, config: EngineConfig, facts: DeviceFacts) -> tuple[EngineConfig, DeviceFacts]:
         """The threads that Ray has given a rank, and a part of its node's memory."""
