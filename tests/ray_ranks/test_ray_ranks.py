@@ -47,11 +47,6 @@ class Cluster:
         self.nodes.shutdown()
 
 
-def created_groups() -> list[dict[str, Any]]:
-    found = ray.util.placement_group_table().values()
-    return [group for group in found if group["state"] == "CREATED"]
-
-
 def actors() -> list[int]:
     """The processes of ranks."""
     found = []

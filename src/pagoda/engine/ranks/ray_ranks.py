@@ -82,7 +82,8 @@ class RayStarter:
             self._address = {node.name: node.address for node in nodes()}
             self._tell()
             here = len(set(self._places)) == 1
-            address = "127.0.0.1" if here else ray.util.get_node_ip_address()
+            own = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            address = "127.0.0.1" if here else own
             self.link = TcpLeader(address, 0, parallel.num_ranks, secrets.token_bytes(32))
         except BaseException:
             self._release()
@@ -104,7 +105,7 @@ class RayStarter:
 
     def start(self, launch: RankLaunch) -> "RayRank":
         each = {f"num_{self._wanted.resource.lower()}s": self._wanted.each}
-        actor = ray.remote(PagodaRank).options(
+        actor: Any = ray.remote(PagodaRank).options(
             **{"num_cpus": 0, "num_gpus": 0, **each},
             max_restarts=0,
             max_task_retries=0,
@@ -198,7 +199,7 @@ def nodes() -> list[Node]:
     """Those of the cluster that are alive."""
     return [
         Node(each["NodeID"], each["NodeManagerAddress"], each["Resources"])
-        for each in ray.nodes()
+        for each in ray.nodes()  # type: ignore[no-untyped-call]
         if each["Alive"]
     ]
 
@@ -236,7 +237,10 @@ def _new_group(wanted: Wanted) -> PlacementGroup:
     home = ray.get_runtime_context().get_node_id()
     bundles = wanted.bundles(nodes(), home)
     selectors: list[dict[str, str]] = [{_NODE_LABEL: home}, *({} for _ in bundles[1:])]
-    return placement_group(bundles, strategy="PACK", bundle_label_selector=selectors)
+    group: PlacementGroup = placement_group(
+        bundles, strategy="PACK", bundle_label_selector=selectors
+    )
+    return group
 
 
 def _given_group() -> PlacementGroup:
@@ -258,7 +262,8 @@ def _ready(group: PlacementGroup, wanted: Wanted, *, own: bool) -> list[str]:
         missing = wanted.missing(nodes(), home)
         if missing and now - begun > _GRACE_SECONDS:
             raise ConfigError(missing)
-        free = ray.available_resources().get(wanted.resource, 0)
+        resources = ray.available_resources()  # type: ignore[no-untyped-call]
+        free = resources.get(wanted.resource, 0)
         needed = wanted.each * wanted.parallel.num_ranks
         waits = f"{needed} {wanted.resource}s of Ray; {free:g} are free"
         if now - begun > _PATIENCE_SECONDS:
