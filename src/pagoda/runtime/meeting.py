@@ -28,7 +28,7 @@ class Meeting:
     store: Any
     """One of torch's, which all ranks have in common."""
     address: str = "127.0.0.1"
-    """Of this machine, by which the other ranks reach it."""
+    """The address of this machine by which the other ranks reach it."""
     num_beside: int | None = None
     """So many ranks that follow each other share a machine; None: all of them do."""
     port: int = 0
@@ -41,7 +41,7 @@ class Meeting:
 
 
 def meet_in(folder: Path, size: int) -> Meeting:
-    """Of `size` ranks that can all enter a private folder."""
+    """The meeting of `size` ranks that can all enter a private folder."""
     _check_torch()
     with peers_needed():
         store = distributed.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]  # not in stubs
@@ -65,7 +65,7 @@ def meet_at(address: str, num_beside: int) -> Meeting:
 
 
 def meet_with(host: str, port: int, address: str, num_beside: int) -> Meeting:
-    """Of another rank, whose own address is `address`; rank 0 listens at `host`."""
+    """The meeting of another rank, whose own address is `address`; rank 0 listens at `host`."""
     _check_torch()
     with peers_needed():
         store = distributed.TCPStore(host, port, is_master=False, timeout=_MEETING)  # type: ignore[attr-defined]  # not in stubs

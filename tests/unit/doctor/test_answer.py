@@ -11,6 +11,7 @@ from pagoda.base.units import format_bytes, parse_size
 from pagoda.cli.main import main, parse_command
 from pagoda.config.engine import CacheConfig, DeviceConfig, ParallelConfig, SchedulerConfig
 from pagoda.config.flags import engine_config
+from pagoda.config.nodes import NodesConfig
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import differences, serve_command
 from pagoda.doctor.machine.hardware import elsewhere
@@ -214,6 +215,18 @@ def test_processes_share_a_cpu(tmp_path):
     assert plan.total <= 6 * GIB and plan.weights < alone.resolution.plan.weights / 2
     assert any("4 processes share" in note.text for note in shared.findings)
     assert not answer(subject, box(4), config).fits  # a GiB for each
+
+
+def test_one_of_several_machines_is_planned(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    config = replace(asked(subject), parallel=ParallelConfig(tensor_parallel_size=4))
+    one, config = config, replace(config, nodes=NodesConfig(2))
+    made, same = answer(subject, box(12), config), answer(subject, box(24), one)
+    assert made.fits and "--nnodes 2" in made.command
+    assert made.resolution.plan.total == same.resolution.plan.total
+    assert not answer(subject, box(2), config).fits  # a GiB for each
+    with pytest.raises(ConfigError, match="2 devices on each of 2 machines, and 1 are named"):
+        answer(subject, elsewhere("3090"), config)
 
 
 def test_engines_share_a_cpu_and_each_has_all_weights(tmp_path):

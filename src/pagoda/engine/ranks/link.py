@@ -170,7 +170,7 @@ class LeaderEnd(Protocol):
 
     @property
     def address(self) -> str:
-        """Of this machine, by which other ranks reach it."""
+        """The address of this machine by which other ranks reach it."""
 
     def send(self, message: ToRank) -> None:
         """To all ranks, those that are yet to come among them. Waits for none."""
@@ -186,7 +186,7 @@ class RankEnd(Protocol):
 
     @property
     def address(self) -> str:
-        """Of this machine, by which other ranks reach it."""
+        """The address of this machine by which other ranks reach it."""
 
     def receive(self) -> ToRank:
         """The next message, however long it takes."""

@@ -92,7 +92,7 @@ class Connection:
         self._socket = sock
         self._lock = threading.Lock()
         self.address: str = sock.getsockname()[0]
-        """Of this machine."""
+        """This machine's."""
         self.peer: str = sock.getpeername()[0]
 
     def be_heard(self, seconds: float | None) -> None:

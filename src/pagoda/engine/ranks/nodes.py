@@ -136,13 +136,7 @@ class NodeStarter(EqualParts):
     def wait(self) -> None:
         """Until all are here, however long that takes."""
         reported = time.monotonic() - _REPORT_SECONDS
-        while True:
-            with self._changed:
-                missing = [n for n in range(1, self._count) if n not in self._nodes]
-                if not missing:
-                    self._started = True
-                    return
-                self._changed.wait(BEAT_SECONDS)
+        while missing := self._missing():
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 place = self.link.place
@@ -151,6 +145,16 @@ class NodeStarter(EqualParts):
                     "Waiting at %s port %d for --node-rank %s of --nnodes %d.",
                     place.host, place.port, ", ".join(map(str, missing)), self._count,
                 )  # fmt: skip
+            with self._changed:
+                if len(self._nodes) < self._count - 1:
+                    self._changed.wait(BEAT_SECONDS)
+
+    def _missing(self) -> list[int]:
+        """Nodes that are yet to come; with none, the start begins."""
+        with self._changed:
+            missing = [number for number in range(1, self._count) if number not in self._nodes]
+            self._started = not missing
+        return missing
 
     def start(self, launch: RankLaunch) -> StartedRank:
         number, index = divmod(launch.rank, self.num_beside)
