@@ -14,7 +14,7 @@ class Node:
     """One of a Ray cluster."""
 
     name: str
-    """Ray's."""
+    """As Ray names it."""
     address: str
     resources: Mapping[str, float]
     """All that it has, taken or free."""
