@@ -10,7 +10,7 @@ from typing import Any
 import api_docs
 import models_docs
 from pagoda.base import env
-from pagoda.config import engine, server
+from pagoda.config import engine, parallel, server
 from pagoda_agent.base import env as agent_env
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -19,7 +19,7 @@ CLASSES = (
     engine.ModelConfig,
     engine.CacheConfig,
     engine.SchedulerConfig,
-    engine.ParallelConfig,
+    parallel.ParallelConfig,
     engine.DeviceConfig,
     engine.MediaConfig,
     engine.SpeculationConfig,

@@ -16,6 +16,7 @@ from pagoda.config.compat_same import SAME
 from pagoda.config.compat_table import TABLE
 from pagoda.config.compat_values import FOREIGN_VALUES
 from pagoda.config.engine import CacheConfig, ModelConfig
+from pagoda.config.parallel import ParallelConfig
 from pagoda.config.parser import FlagParser
 from pagoda.config.server import ServerConfig
 from pagoda.server import routes as served
@@ -108,6 +109,7 @@ def test_values_that_only_others_have_are_none_of_ours():
     for name, foreign in FOREIGN_VALUES.items():
         section = ServerConfig if name == "log_level" else ModelConfig
         section = CacheConfig if name == "kv_cache_dtype" else section
+        section = ParallelConfig if name == "distributed_executor_backend" else section
         (field,) = [field for field in dataclasses.fields(section) if field.name == name]
         ours = field.metadata["choices"] or FAMILIES
         assert set(ours).isdisjoint(foreign), name

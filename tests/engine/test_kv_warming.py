@@ -190,7 +190,7 @@ def test_what_came_is_given_on(beside, expected):
 def test_a_list_is_bounded(beside):
     """By what was asked for, and by the length of a message."""
     beside.serve(PROMPT)
-    peer = beside.new()._transfers.taker.peer("127.0.0.1", beside.port)
+    peer = beside.warmed(beside.new())._transfers.taker.peer("127.0.0.1", beside.port)
     bytes_of_block = beside.old.scheduler.kv.groups[0].block_bytes
     for most, count in ((0, 0), (3 * bytes_of_block, 3), (1 << 40, 11)):
         with connect(peer) as sock:

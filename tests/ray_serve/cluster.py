@@ -32,6 +32,13 @@ def deploy(flags: dict[str, Any], options: dict[str, Any]) -> None:
     serve.run(own.bind(flags), name="pagoda", route_prefix="/")
 
 
+def run_app(flags: dict[str, Any]) -> list[dict[str, float]]:
+    """As `deploy`, with what Pagoda asks Ray for; gives the bundles of placement groups."""
+    serve.run(pagoda.ray.build_app(flags), name="pagoda", route_prefix="/")
+    groups = ray.util.placement_group_table().values()
+    return [g["bundles"][i] for g in groups if g["state"] == "CREATED" for i in g["bundles"]]
+
+
 def kill(name: str) -> None:
     ray.kill(ray.get_actor(name, namespace="serve"))
 
@@ -45,7 +52,7 @@ def free_cpus() -> float:
     return float(ray.available_resources().get("CPU", 0))
 
 
-ORDERS = {each.__name__: each for each in (replicas, deploy, kill, state, free_cpus)}
+ORDERS = {each.__name__: each for each in (replicas, deploy, run_app, kill, state, free_cpus)}
 
 
 def main() -> None:

@@ -160,6 +160,16 @@ def test_an_update_fails_no_request(cluster):
     assert tell(1, 8, "new") == tell(1, 8)
 
 
+def test_a_replica_whose_ranks_are_actors(cluster):
+    """They are in the replica's bundles, one of which is the replica's own."""
+    cluster.deploy(num_replicas=1)
+    alone = tell(1, 24)
+    flags = {"pipeline-parallel-size": 2, "distributed-executor-backend": "ray"}
+    assert cluster.ask("run_app", cluster.flags | flags) == [{"CPU": 1.0}] * 2
+    assert tell(1, 24) == alone
+    assert cluster.ask("free_cpus") == 1
+
+
 def test_flags_that_there_are_not(cluster):
     with pytest.raises(
         RuntimeError, match=r"In the args of pagoda.ray:build_app: unknown flag --modle"

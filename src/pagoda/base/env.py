@@ -136,6 +136,19 @@ VARIABLES = {
             None,
             "The older name of PYTORCH_ALLOC_CONF.",
         ),
+        Variable(
+            "PAGODA_RAY_GROUP",
+            str,
+            None,
+            "Set by Pagoda in a replica of Ray Serve: the placement group (hex) of its ranks.",
+        ),
+        Variable(
+            "RAY_ADDRESS",
+            str,
+            None,
+            "Ray cluster of `--distributed-executor-backend ray`, as 10.0.0.1:6379; by default the "
+            "one that this machine is part of.",
+        ),
         Variable("VLLM_API_KEY", str, None, "Read like PAGODA_API_KEY, for moved deployments."),
     )
 }
@@ -194,6 +207,13 @@ def set_default(name: str, value: str) -> None:
     if name not in VARIABLES:
         raise KeyError(name)
     os.environ.setdefault(name, value)
+
+
+def put(name: str, value: str) -> None:
+    """Set a listed variable, whatever it was, for libraries and children of this process."""
+    if name not in VARIABLES:
+        raise KeyError(name)
+    os.environ[name] = value
 
 
 def child_environment(**changes: str) -> dict[str, str]:

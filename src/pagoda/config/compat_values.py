@@ -31,6 +31,9 @@ _OTHER_READERS = (
 )
 _OTHER_FILES = ("pt", "npcache", "tensorizer", "sharded_state")
 
+_OWN_RANKS = (
+    "mp", Fact("each rank is a process of its own", has=("pagoda.engine.ranks.main",))
+)  # fmt: skip
 _TEMPLATE_DECIDES = (
     "auto",
     Fact(
@@ -54,6 +57,7 @@ FOREIGN_VALUES: dict[str, dict[str, tuple[str | None, Fact]]] = {
     | dict.fromkeys(_OTHER_FILES, _UNREAD),
     "reasoning_parser": dict.fromkeys(_OTHER_PARSERS, _TEMPLATE_DECIDES),
     "tool_call_parser": dict.fromkeys(_OTHER_PARSERS, _TEMPLATE_DECIDES),
+    "distributed_executor_backend": dict.fromkeys(("uni", "external_launcher"), _OWN_RANKS),
     "task": {
         "reward": (None, facts.VECTORS),
         "transcription": (

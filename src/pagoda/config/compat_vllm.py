@@ -138,8 +138,6 @@ _PARALLEL = (
     Compat("--enable-eplb", "-", "none", facts.ONE_DEVICE),
     Compat("--eplb-config", "j", "none", facts.ONE_DEVICE),
     Compat("--enable-dbo", "-", "none", facts.ONE_DEVICE),
-    Compat("--distributed-executor-backend", "v", "none",
-           Fact("each rank is a process of its own", has=("pagoda.engine.ranks.main",))),
     Compat("--disable-custom-all-reduce", "-", "none",
            Fact("ranks sum with NCCL or gloo; there is no other",
                 has=("pagoda.runtime.rank_group",), lacks=("all_reduce",))),

@@ -12,6 +12,7 @@ from pagoda.config.kv_transfer import KVTransferConfig, kv_transfer
 from pagoda.config.modality import MODALITIES
 from pagoda.config.nodes import NodesConfig
 from pagoda.config.option import Options, option
+from pagoda.config.parallel import ParallelConfig
 from pagoda.config.speculation import SpeculationConfig
 
 _AT_LEAST_1 = (1, math.inf)
@@ -340,34 +341,6 @@ class SchedulerConfig(Options):
 
 
 @dataclass(frozen=True)
-class ParallelConfig(Options):
-    """Several devices for one model."""
-
-    tensor_parallel_size: int = option(
-        1, "Devices (on a CPU processes) that each layer is split over.",
-        aliases=("-tp", "--tp"), bounds=_AT_LEAST_1,
-    )  # fmt: skip
-    pipeline_parallel_size: int = option(
-        1, "Stages with some of the layers each, on devices (on a CPU processes) of their own.",
-        aliases=("-pp", "--pp"), bounds=_AT_LEAST_1,
-    )  # fmt: skip
-    data_parallel_size: int = option(
-        1, "Engines with the whole model, each a process; requests are dealt out among them.",
-        aliases=("-dp",), bounds=_AT_LEAST_1,
-    )  # fmt: skip
-
-    @property
-    def num_ranks(self) -> int:
-        """Devices of one engine: GPUs, or processes that share a CPU."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
-
-    @property
-    def num_devices(self) -> int:
-        """Those of all engines."""
-        return self.num_ranks * self.data_parallel_size
-
-
-@dataclass(frozen=True)
 class DeviceConfig(Options):
     """Where the model runs."""
 
@@ -495,3 +468,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self.nodes.check(self.parallel.num_ranks, self.parallel.data_parallel_size)
+        if self.parallel.distributed_executor_backend == "ray" and self.nodes.nnodes > 1:
+            raise ConfigError(
+                "--nnodes names machines, and with --distributed-executor-backend ray Ray has "
+                "them; leave one of the two out."
+            )

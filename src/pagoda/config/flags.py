@@ -21,11 +21,11 @@ from pagoda.config.engine import (
     EngineConfig,
     MediaConfig,
     ModelConfig,
-    ParallelConfig,
     SchedulerConfig,
 )
 from pagoda.config.nodes import NodesConfig
 from pagoda.config.option import flag_name
+from pagoda.config.parallel import ParallelConfig
 from pagoda.config.parser import MergeJson
 from pagoda.config.speculation import SpeculationConfig
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from pagoda.base.facts import DeviceName
-from pagoda.config.engine import ParallelConfig
+from pagoda.config.parallel import ParallelConfig
 
 DType = Literal["float16", "bfloat16", "float32"]
 SpeculationMethod = Literal["none", "ngram", "suffix", "mtp", "eagle3", "draft"]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from pagoda.base import env
 from pagoda.base.errors import ConfigError, EngineDeadError
 from pagoda.base.log import get_logger, setup_logging
 from pagoda.cli import serve as serve_command
@@ -36,7 +37,7 @@ def application(flags: Mapping[str, Any]) -> "serve.Application":
         max_ongoing_requests=max(
             _MAX_ONGOING_REQUESTS, num_seqs if isinstance(num_seqs, int) else 0
         ),
-        ray_actor_options={"num_cpus": 1, "num_gpus": _gpus(engine)},
+        **(_of_ranks(engine) if _on_ray(engine) else _of_one_node(engine)),
     )
     bound: serve.Application = options.bind(dict(flags))
     return bound
@@ -62,11 +63,51 @@ class _Flags(FlagParser):
         raise ConfigError(f"In the args of pagoda.ray:build_app: {message}")
 
 
-def _gpus(engine: EngineConfig) -> int:
-    """Those of one replica, in a cluster that has any."""
+def _on_ray(engine: EngineConfig) -> bool:
+    """Whether a replica has ranks that are Ray's actors."""
+    parallel = engine.parallel
+    return parallel.distributed_executor_backend == "ray" and parallel.num_ranks > 1
+
+
+def _of_one_node(engine: EngineConfig) -> dict[str, Any]:
+    """What a replica asks for whose ranks are processes beside it: GPUs where the cluster has
+    any."""
     wanted = engine.device.device in ("auto", "cuda") and ray.is_initialized()
     resources = ray.cluster_resources() if wanted else {}  # type: ignore[no-untyped-call]
-    return engine.parallel.num_devices if resources.get("GPU") else 0
+    gpus = engine.parallel.num_devices if resources.get("GPU") else 0
+    return {"ray_actor_options": {"num_cpus": 1, "num_gpus": gpus}}
+
+
+def _of_ranks(engine: EngineConfig) -> dict[str, Any]:
+    """What a replica asks for whose ranks are actors: bundles for all of them. The first is that of
+    rank 0, which is in the replica."""
+    from pagoda.engine.ranks.ray_ranks import nodes, wanted_of
+
+    cluster = nodes() if ray.is_initialized() else []
+    wanted = wanted_of(engine, cluster)
+    first, *others = wanted.bundles(cluster)
+    own = {"num_cpus": wanted.each, "num_gpus": 0}
+    if wanted.resource == "GPU":
+        first["CPU"], own = 1.0, {"num_cpus": 1, "num_gpus": 1}
+    return {
+        "placement_group_bundles": [first, *others],
+        "placement_group_strategy": "PACK",
+        "ray_actor_options": own,
+    }
+
+
+def _lend_group(engine: EngineConfig) -> None:
+    """Tell the engine's process, which Ray does not know, where its ranks shall be."""
+    if not _on_ray(engine):
+        return
+    group = ray.util.get_current_placement_group()
+    if group is None:
+        raise ConfigError(
+            "Ranks on Ray need the replica's placement group: leave placement_group_bundles to "
+            "pagoda.ray, or give one bundle for each rank."
+        )
+    env.put("PAGODA_RAY_GROUP", group.id.hex())
+    env.put("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
 
 
 class Replica:
@@ -78,6 +119,7 @@ class Replica:
         """Returns once the model is served; raises what loading raises."""
         engine, self._config = configs(flags)
         setup_logging(self._config.log_level, self._config.log_format)
+        _lend_group(engine)
         from pagoda.engine.served.entries import model_entries
         from pagoda.engine.served.fleet import Fleet
 

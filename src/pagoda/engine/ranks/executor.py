@@ -15,7 +15,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
-from pagoda.config.engine import EngineConfig, ParallelConfig
+from pagoda.config.engine import EngineConfig
 from pagoda.config.kv_transfer import is_local
 from pagoda.core.plan import StepPlan
 from pagoda.core.ranks import RankCall
@@ -41,7 +41,7 @@ from pagoda.engine.ranks.nodes import NodeStarter, model_identity
 from pagoda.engine.ranks.starter import LocalStarter, RankStarter, StartedRank
 from pagoda.engine.start.measured import Room
 from pagoda.engine.start.phases import Phases
-from pagoda.planner.parallel import machine_part, rank_spec
+from pagoda.planner.parallel import rank_spec
 from pagoda.planner.stages import check_stages
 from pagoda.weights.files import ModelFiles
 
@@ -123,15 +123,16 @@ class Ranks:
         if on_cpu and beside > 1:
             log.warning(
                 "%s on a CPU: %d processes share its cores and memory. That is for tests; one "
-                "process is faster.", _flags(config.parallel), beside,
+                "process is faster.", config.parallel.sizes, beside,
             )  # fmt: skip
-        if not on_cpu and num_devices < first_gpu + beside:
-            wanted = beside * config.parallel.data_parallel_size
+        needed = self._starter.num_devices
+        if not on_cpu and num_devices < first_gpu + needed:
+            wanted = needed * config.parallel.data_parallel_size
             engines = config.parallel.data_parallel_size
             each = " on each machine" if beside < self.size else ""
             times = f" with --data-parallel-size {engines}" if engines > 1 else ""
             raise ConfigError(
-                f"{_flags(config.parallel)}{times} needs {wanted} GPUs{each} and torch finds "
+                f"{config.parallel.sizes}{times} needs {wanted} GPUs{each} and torch finds "
                 f"{num_devices}; lower it, or check CUDA_VISIBLE_DEVICES."
             )
         if not on_cpu or beside < self.size:
@@ -139,7 +140,7 @@ class Ranks:
             free = [facts.free_memory, *(up.free_memory for up in self._up.values())]
             total = [facts.total_memory, *(up.total_memory for up in self._up.values())]
             facts = replace(facts, free_memory=min(free), total_memory=min(total))
-        return machine_part(config, facts, beside) if on_cpu else (config, facts)
+        return self._starter.part(config, facts) if on_cpu else (config, facts)
 
     def load(self, setup: RankSetup) -> None:
         """Let them load their shares, while rank 0 loads its own."""
@@ -363,21 +364,17 @@ def start_ranks(
 
 
 def _starter(config: EngineConfig, files: ModelFiles, phases: Phases) -> RankStarter:
+    if config.parallel.distributed_executor_backend == "ray":
+        with phases.timed("wait for Ray"):
+            from pagoda.engine.ranks.ray_ranks import RayStarter  # brings Ray
+
+            return RayStarter(config)
     if config.nodes.nnodes == 1:
         return LocalStarter(config.parallel.num_ranks)
     starter = NodeStarter(config, model_identity(config, files))
     with phases.timed("wait for nodes"):
         starter.wait()
     return starter
-
-
-def _flags(parallel: ParallelConfig) -> str:
-    """What the number of ranks comes from."""
-    sizes = {
-        "--tensor-parallel-size": parallel.tensor_parallel_size,
-        "--pipeline-parallel-size": parallel.pipeline_parallel_size,
-    }
-    return " times ".join(f"{flag} {size}" for flag, size in sizes.items() if size > 1)
 
 
 def _watch(

@@ -83,11 +83,12 @@ def main() -> NoReturn:
     )
     follower.start()
     follow(launch, follower)
+    leave(1)
 
 
-def follow(launch: RankLaunch, follower: threading.Thread | None = None) -> NoReturn:
-    """Be that rank until rank 0 is gone, which ends this process. `follower` is a thread that sees
-    to it as well."""
+def follow(launch: RankLaunch, follower: threading.Thread | None = None) -> None:
+    """Be that rank until it fails, and has told rank 0 why; the end of rank 0 ends this process.
+    `follower` is a thread that sees to it as well."""
     setup_logging(launch.log_level, launch.log_format)
     end: RankEnd
     if isinstance(launch.place, FolderPlace):
@@ -106,7 +107,6 @@ def follow(launch: RankLaunch, follower: threading.Thread | None = None) -> NoRe
         if lost and follower is not None:
             # Rank 0 ends us; or it is the one that is gone, and then we clean up behind it.
             follower.join(_PATIENCE_SECONDS)
-    leave(1)
 
 
 def _serve(launch: RankLaunch, end: RankEnd) -> None:

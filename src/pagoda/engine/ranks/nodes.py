@@ -16,7 +16,7 @@ from pagoda.base.log import get_logger
 from pagoda.config.engine import EngineConfig
 from pagoda.engine.ranks.link import LeaderEnd, RankLaunch, TcpPlace
 from pagoda.engine.ranks.listening import Connection, Entering, NodeEnters, RefusedError, follow
-from pagoda.engine.ranks.starter import LocalRank, StartedRank
+from pagoda.engine.ranks.starter import EqualParts, LocalRank, StartedRank
 from pagoda.engine.ranks.tcp import TcpLeader
 from pagoda.weights.files import ModelFiles
 from pagoda.weights.identity import weights_identity
@@ -114,7 +114,7 @@ class _RemoteRank:
         """The node takes part in no other start before they are gone."""
 
 
-class NodeStarter:
+class NodeStarter(EqualParts):
     """Waits for the other machines and starts ranks on all of them."""
 
     def __init__(self, config: EngineConfig, model: str):

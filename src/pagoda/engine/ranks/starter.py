@@ -8,9 +8,12 @@ from typing import Protocol
 
 import msgspec
 
+from pagoda.base.facts import DeviceFacts
 from pagoda.base.machine import oom_kills
+from pagoda.config.engine import EngineConfig
 from pagoda.engine.processes.child import exit_cause, private_folder
 from pagoda.engine.ranks.link import FolderLeader, LeaderEnd, RankLaunch
+from pagoda.planner.parallel import machine_part
 
 
 class StartedRank(Protocol):
@@ -41,6 +44,13 @@ class RankStarter(Protocol):
     def num_beside(self) -> int:
         """Ranks that share rank 0's machine, rank 0 among them."""
 
+    @property
+    def num_devices(self) -> int:
+        """GPUs that rank 0's process has to see for ranks of its machine, its own among them."""
+
+    def part(self, config: EngineConfig, facts: DeviceFacts) -> tuple[EngineConfig, DeviceFacts]:
+        """What a rank on a CPU may count on, of the facts of a whole machine."""
+
     def start(self, launch: RankLaunch) -> StartedRank:
         """Start the rank that this is for."""
 
@@ -48,7 +58,20 @@ class RankStarter(Protocol):
         """All ranks have ended. Harmless when repeated."""
 
 
-class LocalStarter:
+class EqualParts:
+    """Ranks that share a machine have equal parts of it."""
+
+    num_beside: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_beside
+
+    def part(self, config: EngineConfig, facts: DeviceFacts) -> tuple[EngineConfig, DeviceFacts]:
+        return machine_part(config, facts, self.num_beside)
+
+
+class LocalStarter(EqualParts):
     """Starts all of them beside rank 0, as processes of its own."""
 
     def __init__(self, size: int, module: str = "pagoda.engine.ranks.main"):
