@@ -10,7 +10,7 @@ from typing import Any
 import api_docs
 import models_docs
 from pagoda.base import env
-from pagoda.config import engine, parallel, server
+from pagoda.config import engine, nodes, parallel, server
 from pagoda_agent.base import env as agent_env
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -24,6 +24,7 @@ CLASSES = (
     engine.MediaConfig,
     engine.SpeculationConfig,
     engine.AdapterConfig,
+    nodes.NodesConfig,
     server.ServerConfig,
 )
 
