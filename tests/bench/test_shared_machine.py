@@ -58,9 +58,10 @@ def test_engines_beside_each_other(monkeypatch):
 
 
 def test_a_server(smollm2_gguf):
-    """Steps of 20 ms, where the table has 5 ms for decodes and none for prompts."""
+    """Steps of 20 ms, where the table has 5 ms for decodes and none for prompts; the first behind a
+    pause takes no time."""
     table = StepTable([StepPoint("decode", 1, 1.0, 0.005), StepPoint("prompt", 2, 1.5, 1e-9)])
     words = [str(smollm2_gguf), "--port", "0", "--max-step-ms", "20"]
     served = shared_machine.served(words, ("pagoda.cli.benches.paced_server",), table)
-    assert 0.014 < served.step < 0.1 and 0.018 < served.request < 1.0
+    assert 0.014 < served.step < 0.1 and 0 < served.request < 1.0
     assert 0 < served.token_cpu < 0.1 and 0 < served.request_cpu < 1.0

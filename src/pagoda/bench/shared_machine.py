@@ -30,6 +30,8 @@ _DECODES, _DECODING, _PROMPTS, _PROMPT = 96, 2, 10, 64
 _ROUNDS = 3
 # What is asked of a server: requests of one token, and replies of many.
 _REQUESTS, _REPLIES, _REPLY, _LENGTH = 12, 3, 64, 64
+# Before a request: whoever comes to a server finds its threads asleep and its caches cold.
+_PAUSE_SECONDS = 0.2
 
 
 def beside(engine: "BenchEngine", config: Path, engines: int) -> list[Beside]:
@@ -104,15 +106,13 @@ async def _ask(server: ServerProcess, table: StepTable) -> Served:
         pids = (server.process.pid, os.getpid())
         await _send(client, 6, 8)  # connections, first calls
         spent = sum(map(cpu_seconds, pids))
-        short = await _send(client, _REQUESTS, 1)
+        short = await _send(client, _REQUESTS, 1, pause=_PAUSE_SECONDS)
         of_requests, spent = sum(map(cpu_seconds, pids)) - spent, sum(map(cpu_seconds, pids))
         long = await _send(client, _REPLIES, _REPLY)
         of_replies = sum(map(cpu_seconds, pids)) - spent
     request_cpu = of_requests / _REQUESTS
     tokens = _REPLIES * (_REPLY - 1)
-    late = statistics.median(
-        one.ttft - table.prompt_seconds(one.prompt_tokens) for one in (*short, *long)
-    )
+    late = statistics.median(one.ttft - table.prompt_seconds(one.prompt_tokens) for one in short)
     steps = statistics.median(
         (one.tpot or 0.0) - table.decode_seconds(1, one.prompt_tokens + _REPLY / 2) for one in long
     )
@@ -124,9 +124,12 @@ async def _ask(server: ServerProcess, table: StepTable) -> Served:
     )
 
 
-async def _send(client: LoadClient, count: int, tokens: int) -> list[RequestRecord]:
+async def _send(
+    client: LoadClient, count: int, tokens: int, pause: float = 0.0
+) -> list[RequestRecord]:
     records = []
     for _ in range(count):
+        await asyncio.sleep(pause)
         # Each begins differently, so that none is found in the cache.
         text = f"{time.perf_counter_ns()}" + " and then" * (_LENGTH // 2)
         records.append(await client.send(Prompt(text, _LENGTH, tokens)))

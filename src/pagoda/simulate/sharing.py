@@ -58,6 +58,12 @@ class Sharing:
         beside = tuple(known[count] for count in range(2, engines + 1))
         return cls(profile.cores, profile.threads, beside, profile.served)
 
+    def delay(self, num_busy: int) -> float:
+        """Seconds from a request until its engine knows of it, while so many compute. The server's
+        thread takes turns with theirs where there are more of them than cores."""
+        crowd = (num_busy * self.threads + 1) / self.cores if self.cores else 1.0
+        return self.served.request * max(1.0, crowd)
+
     def pace(self, num_busy: int) -> Pace:
         """The pace of each engine while so many compute.
 

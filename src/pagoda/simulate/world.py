@@ -79,16 +79,14 @@ class _World:
             Replica(fleet.machine, self.records, leaps=leaps) for _ in range(fleet.replicas)
         ]
         block_size = fleet.machine.groups[0].block_size
-        self._sharing = fleet.machine.sharing if fleet.machine.engines > 1 else None
-        self._delay = fleet.machine.sharing.served.request
-        """From a request until its engine knows of it."""
+        self._sharing, self._is_shared = fleet.machine.sharing, fleet.machine.engines > 1
         self._router: Router = make_router(fleet.router, block_size)
         self._due: list[tuple[float, int]] = []
         """When each replica that is not idle is due; times that are no longer true among them."""
         self._coming = iter(trace)
         self._next = next(self._coming, None)
-        self._back: list[tuple[float, int, Arrival]] = []
-        """Who comes back, and when."""
+        self._under_way: list[tuple[float, int, Arrival]] = []
+        """Requests of which no engine knows yet, and when one will."""
         self._numbers = count()
         self._num_live = self.most_at_once = self._num_busy = 0
 
@@ -97,26 +95,32 @@ class _World:
         if self._next is not None:
             self.records.began = self._next.time
         while True:
-            coming = inf if self._next is None else self._next.time + self._delay
-            back = self._back[0][0] if self._back else inf
+            coming = inf if self._next is None else self._next.time
+            known = self._under_way[0][0] if self._under_way else inf
             due = self._due[0][0] if self._due else inf
-            if due < min(coming, back):
+            if due < min(coming, known):
                 time, place = heappop(self._due)
                 if self.replicas[place].wakes_at == time:
                     self.replicas[place].wake(self._ended)
                     self._will_wake(place)
                     self._share(time)
-            elif coming <= back:
+            elif coming <= known:
                 if self._next is None:
                     return False
                 arrival, self._next = self._next, next(self._coming, None)
-                self._admit(arrival)
+                self._send(arrival)
             else:
-                self._admit(heappop(self._back)[2])
+                now, _, arrival = heappop(self._under_way)
+                self._admit(now, arrival)
             if is_hopeless is not None and is_hopeless(self.records):
                 return True
 
-    def _admit(self, arrival: Arrival) -> None:
+    def _send(self, arrival: Arrival) -> None:
+        """As many compute as now, be it that the request follows a reply later."""
+        known = arrival.time + self._sharing.delay(self._num_busy)
+        heappush(self._under_way, (known, next(self._numbers), arrival))
+
+    def _admit(self, now: float, arrival: Arrival) -> None:
         message = _message(arrival, next(self._numbers))
         if len(self.replicas) == 1:
             place = 0
@@ -125,7 +129,6 @@ class _World:
             place = self._router.choose(message, loads)
         replica = self.replicas[place]
         before = replica.wakes_at
-        now = arrival.time + self._delay
         if replica.add(now, arrival, message):
             self._num_live += 1
             self.most_at_once = max(self.most_at_once, self._num_live)
@@ -135,7 +138,7 @@ class _World:
 
     def _share(self, now: float) -> None:
         """Give replicas on one machine the pace that so many have who compute."""
-        if self._sharing is None:
+        if not self._is_shared:
             return
         busy = sum(replica.wakes_at is not None for replica in self.replicas)
         if busy == self._num_busy:
@@ -150,8 +153,7 @@ class _World:
     def _ended(self, arrival: Arrival, now: float) -> None:
         self._num_live -= 1
         if arrival.then is not None:
-            following = arrival.then(now)
-            heappush(self._back, (following.time + self._delay, next(self._numbers), following))
+            self._send(arrival.then(now))
 
     def _will_wake(self, place: int) -> None:
         time = self.replicas[place].wakes_at

@@ -48,6 +48,18 @@ def test_a_free_core_is_the_servers():
     assert Sharing().pace(1) == Pace()
 
 
+def test_a_request_waits_for_a_core():
+    """Alone it takes 0.5 s to get to its engine. The second one comes while two threads compute on
+    two cores, takes turns with them, and needs half as long again."""
+    sharing = Sharing(2, 2, (TWICE,), Served(request=0.5))
+    assert [sharing.delay(busy) for busy in (0, 1, 2)] == [0.5, 0.75, 1.25]
+    device = replace(machine(), sharing=sharing, engines=2)
+    trace = Recorded([arrival(0.0, 32, 1), arrival(1.0, 32, 1, 1)])
+    made = simulate(trace, Fleet(device, 2, "round-robin"))
+    # 2.75 s of its 4 are left of the first when the second joins it.
+    assert made.records.ttft.tolist() == [1.75 + 2 * 2.75, 0.75 + 2 * 2.75 + 4 - 2.75]
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 def test_leaping_is_stepping(in_flight):
     users = UsersConfig(
