@@ -59,7 +59,7 @@ def _answer(server: "subprocess.Popen[bytes]") -> str | None:
     deadline = time.monotonic() + _SECONDS
     while server.poll() is None and time.monotonic() < deadline:
         try:
-            with urllib.request.urlopen(request, timeout=30) as reply:
+            with urllib.request.urlopen(request, timeout=_SECONDS) as reply:
                 choices = json.load(reply)["choices"]
                 return str(choices[0]["text"])
         except urllib.error.URLError:
