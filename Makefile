@@ -124,6 +124,7 @@ man: install
 	$(PIP) install --quiet "argparse-manpage>=4.6,<5"
 	$(BIN)/python tools/man.py build/man
 	@mkdir -p $(VENV)/share/man/man1 && cp build/man/*.1 $(VENV)/share/man/man1
+	@echo "Now, after \`source $(BIN)/activate\`: man pagoda-serve"
 
 # On any Linux with Python 3.11 to 3.13 on PATH; the compiler comes with a package.
 wheels: man

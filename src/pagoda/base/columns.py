@@ -59,9 +59,3 @@ def wrap(text: str, width: int, indent: str = "", later: str = "") -> list[str]:
         break_on_hyphens=False,
     )  # fmt: skip
     return wrapper.wrap(text)
-
-
-def wrap_prose(text: str, width: int, indent: str = "") -> list[str]:
-    """As `textwrap.wrap` does by default, which cuts words at hyphens and those that are too long;
-    `indent` stands before each line."""
-    return _Wrapper(width, initial_indent=indent, subsequent_indent=indent).wrap(text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.words import say
 from pagoda.cli.connect import (
     add_source_arguments,
     open_source,
@@ -84,7 +85,7 @@ async def _chat(args: argparse.Namespace) -> int:
     if text is not None:
         text = text.rstrip("\n")  # the one that `echo` adds is no part of a message
         if not text.strip():
-            raise ConfigError("There is nothing to answer; give a text by -q or on the input.")
+            raise ConfigError(say("There is nothing to answer; give a text by -q or on the input."))
     source = await open_source(args)
     try:
         if text is None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say, tell
 
 USAGE = "{add,list,remove} [NAME] --file FILE [flags]"
 EPILOG = "A server that has the file reads it again within a second. docs/keys.md says more."
@@ -66,9 +67,10 @@ def _add(args: argparse.Namespace) -> int:
         )
     # Alone on its line, and nowhere else: `KEY=$(pagoda keys add ...)`.
     print(key)
-    print(
-        f"The key of {args.name}, shown this once; clients send it as any API key.", file=sys.stderr
+    said = tell(
+        "The key of {name}, shown this once; clients send it as any API key.", name=args.name
     )
+    print(said, file=sys.stderr)
     return 0
 
 
@@ -78,10 +80,15 @@ def _remove(path: Path, name: str) -> int:
     with edited(path) as entries:
         if name not in entries:
             raise ConfigError(
-                f"{path} has no key {name!r}; it has: {', '.join(entries) or 'none'}."
+                say(
+                    "{path} has no key {name!r}; it has: {known}.",
+                    path=path,
+                    name=name,
+                    known=", ".join(entries) or "-",
+                )
             )
         del entries[name]
-    print(f"{name} is removed.")
+    print(tell("{name} is removed.", name=name))
     return 0
 
 
@@ -91,7 +98,9 @@ def _list(path: Path) -> int:
 
     entries, ledger = read_keys(path), Ledger(usage_file(path))
     if not entries:
-        print(f"{path} has no keys; `pagoda keys add NAME --file {path}` makes one.")
+        print(
+            tell("{path} has no keys; `pagoda keys add NAME --file {path}` makes one.", path=path)
+        )
         return 0
 
     def tokens(counted: dict[str, Counts]) -> str:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.cli.clients.client import Client, Target
 from pagoda.cli.clients.registry import CLIENTS
 from pagoda.cli.connect import add_base_url
@@ -130,8 +131,8 @@ def _silence(root: str) -> str:
     try:
         socket.getaddrinfo(host, None)
     except OSError:
-        return f"The name {host!r} leads to no address here; check --base-url."
-    return f"Nothing answers at {root}; is the server running?"
+        return say("The name {host!r} leads to no address here; check --base-url.", host=host)
+    return say("Nothing answers at {root}; is the server running?", root=root)
 
 
 def _target(client: Client, args: argparse.Namespace, models: "Models | None") -> Target:

@@ -2,8 +2,10 @@
 
 import argparse
 
+from pagoda.base.words import say, told
+
 USAGE = ""
-NONE = "No Pagoda server of yours runs; `pagoda serve` starts one."
+NONE = say("No Pagoda server of yours runs; `pagoda serve` starts one.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,5 +18,5 @@ def run(args: argparse.Namespace) -> int:
 
     del args
     found = servers()
-    print("\n".join(table(found)) if found else NONE)
+    print("\n".join(table(found)) if found else told(NONE))
     return 0

@@ -22,23 +22,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pagoda.base import runfile
+    from pagoda.base.words import tell
 
     port = args.port if args.place is None else args.place
     server = runfile.find(port)
     if server is None:
-        print(f"No Pagoda server of yours runs on port {port}.", file=sys.stderr)
+        said = tell("No Pagoda server of yours runs on port {port}.", port=port)
+        for other in runfile.running():
+            said += tell(" One runs on port {port}: `pagoda stop {port}`.", port=other.port)
+        print(said, file=sys.stderr)
         return 1
     with contextlib.suppress(ProcessLookupError):  # gone by now: that is what was wanted
         os.kill(server.pid, signal.SIGTERM)
     deadline = time.monotonic() + args.timeout
     while time.monotonic() < deadline:
         if runfile.find(port) != server:
-            print(f"The server on port {port} has stopped.")
+            print(tell("The server on port {port} has stopped.", port=port))
             return 0
         time.sleep(_LOOK_EVERY)
-    print(
-        f"The server on port {port} (process {server.pid}) still runs after "
-        f"{args.timeout:g} s; it finishes its requests, or `kill -9 {server.pid}` ends it.",
-        file=sys.stderr,
-    )
+    said = tell(
+        "The server on port {port} (process {pid}) still runs after {seconds:g} s; it finishes its "
+        "requests, or `kill -9 {pid}` ends it.",
+        port=port, pid=server.pid, seconds=args.timeout,
+    )  # fmt: skip
+    print(said, file=sys.stderr)
     return 1

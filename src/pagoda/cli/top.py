@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tables(interval: float) -> Iterator[list[str]]:
+    from pagoda.base.words import told
     from pagoda.cli.ps import NONE
     from pagoda.cli.watch.gpus import gpu_lines
     from pagoda.cli.watch.servers import servers
@@ -40,5 +41,5 @@ def _tables(interval: float) -> Iterator[list[str]]:
     while True:
         time.sleep(interval)
         now = servers()
-        yield [*gpu_lines(), *(table_of_rates(before, now) if now else [NONE])]
+        yield [*gpu_lines(), *(table_of_rates(before, now) if now else [told(NONE)])]
         before = now

@@ -49,14 +49,14 @@ class _HelpFormatter(argparse.HelpFormatter):
         return told(action.help or "")
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        from pagoda.base.columns import wrap_prose
+        from pagoda.base.columns import wrap
 
-        return wrap_prose(" ".join(text.split()), width)
+        return wrap(" ".join(text.split()), width)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        from pagoda.base.columns import wrap_prose
+        from pagoda.base.columns import wrap
 
-        return "\n".join(wrap_prose(" ".join(text.split()), width, indent))
+        return "\n".join(wrap(" ".join(text.split()), width, indent, indent))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:

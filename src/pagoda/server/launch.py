@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from pagoda.base.collector import no_collections
 from pagoda.base.errors import PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.words import message_of, told
 from pagoda.config.engine import EngineConfig, ModelConfig
 from pagoda.config.mcp import read_mcp_config
 from pagoda.config.server import ServerConfig, configured_keys
@@ -104,7 +105,7 @@ def run_server(
     except PagodaError as error:
         # Threads that read the model's texts still end: the error stays the last that is seen.
         logging.getLogger("pagoda").setLevel(logging.ERROR)
-        _log.error("%s", error)
+        _log.error("%s", told(message_of(error)))
         for found in advise(error) if advise else ():
             for line in found.split("\n"):  # a log line has none of its own
                 _log.error("%s", line)

@@ -81,8 +81,8 @@ def _run(config: EngineConfig, number: int) -> int:
             if not reported or time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 log.info(
-                    "Waiting for node 0 at %s port %d: %s.",
-                    nodes.master_addr, nodes.master_port, error,
+                    "Waiting for node 0 at %s port %d (%s).",
+                    nodes.master_addr, nodes.master_port, error.strerror or error,
                 )  # fmt: skip
             time.sleep(_RETRY_SECONDS)
         else:

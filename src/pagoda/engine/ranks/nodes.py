@@ -210,7 +210,7 @@ class NodeStarter(EqualParts):
             node.lost = f"Node {node.number} ({node.connection.peer}) {message.cause}."
 
     def _lose(self, node: _Node, error: Exception) -> None:
-        said = f"the connection to it ended: {error}"
+        said = "its process or the connection to it ended"
         if isinstance(error, TimeoutError):
             said = f"it said nothing for {_SILENCE_SECONDS:g} s"
         node.lost = node.lost or f"Node {node.number} ({node.connection.peer}) is lost; {said}."
