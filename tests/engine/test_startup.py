@@ -77,6 +77,17 @@ def test_what_cannot_be_served_says_so(tiny_config, changes, error, words):
         start_engine(with_model(config, model=tiny_config.model.model), lambda message: None)
 
 
+@pytest.mark.parametrize(
+    ("blocks", "length", "warns"), [(8, None, True), (8, 64, False), (64, None, False)]
+)
+def test_a_short_context_is_warned_of(tiny_config, caplog, blocks, length, warns):
+    """Where memory is why, and nobody asked for it."""
+    cache = replace(tiny_config.cache, num_gpu_blocks_override=blocks)
+    config = replace(with_model(tiny_config, max_model_len=length), cache=cache)
+    start_engine(config, lambda _: None)[0].shutdown()
+    assert ("Prompt and reply have 112 tokens together" in caplog.text) is warns
+
+
 def test_too_few_addresses_are_said_before_weights_are_read(tiny_config, monkeypatch):
     phases = []
     monkeypatch.setattr("pagoda.engine.start.planned.address_limit", lambda: 700 << 20)

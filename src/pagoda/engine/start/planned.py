@@ -20,6 +20,9 @@ from pagoda.weights.files import ModelFiles
 
 log = get_logger(__name__)
 
+# A chat template and a question take as many tokens.
+_SHORT = 512
+
 
 def plan_engine(
     config: EngineConfig,
@@ -73,6 +76,11 @@ def _resolve(
         log.warning(
             "--max-model-len %s is beyond the %s tokens that the model was trained for.",
             f"{length:,}", f"{spec.max_position:,}",
+        )  # fmt: skip
+    elif length < min(_SHORT, spec.max_position) and not isinstance(wanted, int):
+        log.warning(
+            "Prompt and reply have %s tokens together: no more fit in memory. `pagoda doctor "
+            "MODEL`, with the same flags, says what to change.", f"{length:,}",
         )  # fmt: skip
     return resolution
 
