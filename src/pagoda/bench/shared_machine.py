@@ -36,7 +36,7 @@ _PAUSE_SECONDS = 0.2
 
 def beside(engine: "BenchEngine", config: Path, engines: int) -> list[Beside]:
     """Time an engine while 1 to `engines` - 1 others compute, and while they stand still.
-    `config`: a file with a pickled EngineConfig, that of the others."""
+    `config`: a file with an EngineConfig as JSON, that of the others."""
     with _neighbours(config, engines - 1) as others:
         rounds = [_round(engine, others) for _ in range(_ROUNDS)]
     found = []

@@ -1,18 +1,20 @@
 """`pagoda serve` with a configuration from a file: what `bench step-times` asks.
 
-python -m pagoda.cli.benches.given_server FILE    # FILE: a pickled EngineConfig
+python -m pagoda.cli.benches.given_server FILE    # FILE: an EngineConfig as JSON
 """
 
-import pickle
 import sys
 from pathlib import Path
 
+import msgspec
+
+from pagoda.config.engine import EngineConfig
 from pagoda.config.server import ServerConfig
 from pagoda.server.launch import run_server
 
 
 def main() -> int:
-    config = pickle.loads(Path(sys.argv[1]).read_bytes())
+    config = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=EngineConfig)
     return run_server(config, ServerConfig(port=0))
 
 

@@ -1,7 +1,6 @@
 """`pagoda bench step-times`."""
 
 import argparse
-import pickle
 import tempfile
 from pathlib import Path
 
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     args.enable_prefix_caching = True  # contexts are read once, and then timed behind
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config"
-        file.write_bytes(pickle.dumps(own_config(args, max_model_len=config.longest)))
+        file.write_bytes(msgspec.json.encode(own_config(args, max_model_len=config.longest)))
         with own_engine(args, max_model_len=config.longest) as engine, CountBar("sizes") as bar:
             points = step_times(engine, config, bar.update)
             device = engine.ready.device
