@@ -1,7 +1,9 @@
 """A model whose ranks are actors of Ray, on three nodes that one machine plays: 1, 1 and 2 CPUs."""
 
+import gc
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,12 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'pago
 
 PROMPTS = ["Hello, this is", "abc", "What about birds?"]
 _STORE_BYTES = 80 << 20
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    # Ray leaves sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 
 class Cluster:
@@ -45,6 +52,9 @@ class Cluster:
     def close(self) -> None:
         ray.shutdown()
         self.nodes.shutdown()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()  # here, so that tests of other files do not hear of Ray's sockets
 
 
 def actors() -> list[int]:

@@ -21,7 +21,12 @@ OPTIONS = {"kv_disk"}
 # Between what was asked for and the engine: the floors that run what the planner resolved.
 RESOLVED_FLOORS = ("kernels", "quant", "layers", "models", "runtime", "engine")
 # Where a model's own sampling defaults come from, by name; `text/` chooses them by its template.
-SOURCES = {("engine/served/text_side.py", "source")}
+# What RAY_ADDRESS says; and whether ranks ask Ray for GPUs, before any of them has its own.
+SOURCES = {
+    ("engine/served/text_side.py", "source"),
+    ("engine/ranks/ray_ranks.py", "given"),
+    ("engine/ranks/ray_ranks.py", "device"),
+}
 
 
 def leaves(kind: Any, name: str = "") -> Iterator[tuple[str, Any]]:
