@@ -49,12 +49,26 @@ class Cluster:
         total, free = ray.cluster_resources(), ray.available_resources()
         return not groups and not actors() and free.get("CPU") == total["CPU"]
 
+    def remove_node_of(self, pid: int) -> None:
+        """At once, as a machine without power goes."""
+        parents = set(parents_of(pid))
+        for node in self.nodes.list_all_nodes():
+            started = {each.process.pid for kind in node.all_processes.values() for each in kind}
+            if parents & started:
+                self.nodes.remove_node(node, allow_graceful=False)
+
     def close(self) -> None:
         ray.shutdown()
         self.nodes.shutdown()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()  # here, so that tests of other files do not hear of Ray's sockets
+
+
+def parents_of(pid: int) -> Iterator[int]:
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        yield pid
 
 
 def actors() -> list[int]:
@@ -151,7 +165,7 @@ def healthy(served: Served) -> bool:
 
 
 def test_deaths_under_a_stream(cluster, folder):
-    """Of a rank, of the engine; then the server's end leaves nothing in the cluster."""
+    """Of a rank, of the engine, of a node; then the server's end leaves nothing in the cluster."""
     with starter() as start:
         served = start(
             folder, "-pp", "2", "--distributed-executor-backend", "ray", "--dtype", "float32",
@@ -170,4 +184,9 @@ def test_deaths_under_a_stream(cluster, folder):
         assert "ended by SIGKILL" in told
         wait_until(lambda: second not in actors(), 30)
         wait_until(lambda: healthy(served) and complete(served) == text, 90)
+
+        (third,) = actors()
+        told = broken(served, lambda: cluster.remove_node_of(third))
+        assert "rank 1 on node" in told and "node" in told.partition("rank 1 on node")[2]
+        wait_until(lambda: healthy(served) and complete(served) == text, 120)
     wait_until(cluster.is_free, 30)

@@ -292,6 +292,8 @@ def _cause(what: str, error: BaseException) -> str:
         return f"The actor of {what} failed: {describe(error.cause)}"
     if isinstance(error, ray_errors.OutOfMemoryError):
         return f"Ray ended the process of {what}, for its node's memory was nearly full."
+    if isinstance(error, ray_errors.ActorUnavailableError):
+        return f"Ray reaches the process of {what} no more: it, its node or the network is gone."
     if "ray.kill" in said:
         return f"The actor of {what} was ended by ray.kill."
     if "node has died" in said or "node was terminated" in said:
