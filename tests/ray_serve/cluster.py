@@ -28,7 +28,8 @@ def deploy(flags: dict[str, Any], options: dict[str, Any]) -> None:
     pagoda.ray.build_app(flags)
     if scaling := options.pop("autoscaling_config", None):
         options["autoscaling_config"] = AutoscalingConfig(**scaling)
-    own = deployment.options(max_ongoing_requests=64, health_check_period_s=1, **options)
+    options = {"max_ongoing_requests": 64, "health_check_period_s": 1} | options
+    own = deployment.options(**options)
     serve.run(own.bind(flags), name="pagoda", route_prefix="/")
 
 

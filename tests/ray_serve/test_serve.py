@@ -100,8 +100,9 @@ def outcome(future: "Future[str]") -> str | None:
 
 def test_a_replica_that_is_killed_under_streams(cluster):
     """Three replicas on three nodes of a CPU each. Streams of the two others are as if nothing had
-    been, those of the killed one say that they broke off, and a new replica comes."""
-    cluster.deploy(num_replicas=3)
+    been, those of the killed one say that they broke off, and a new replica comes. No replica has
+    more than four of the nine, as many as it runs at once: so five at least live on."""
+    cluster.deploy(num_replicas=3, max_ongoing_requests=4)
     cluster.wait(3)
     assert cluster.ask("free_cpus") == 0
     alone = {number: tell(number, 96) for number in range(9)}
@@ -112,7 +113,7 @@ def test_a_replica_that_is_killed_under_streams(cluster):
         told = {number: outcome(stream) for number, stream in streams.items()}
         assert tell(0, 96) == alone[0]
     assert all(text in (None, alone[number]) for number, text in told.items())
-    assert sum(text is not None for text in told.values()) >= 4
+    assert sum(text is not None for text in told.values()) >= 5
     cluster.wait(3)
     assert [tell(number, 96) for number in range(3)] == [alone[number] for number in range(3)]
 

@@ -14,6 +14,7 @@ def test_the_prompt_is_shown_changed_and_restored(visit) -> None:
     visitor = visit("Done", "Done").enter()
     page = visitor.page
     page.click("#open-settings")
+    page.locator("#settings").wait_for()
     expect(page.locator("#prompt-state")).to_have_text("(built-in)")
     page.locator("#system-prompt summary").press("Enter")
     expect(page.locator(FIELD)).to_have_value(BUILT_IN)
