@@ -4,11 +4,14 @@ import argparse
 import gc
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagoda.base.errors import CapacityError, ConfigError
 from pagoda.base.printable import for_terminal
+from pagoda.base.words import say, tell, told
+from pagoda.cli.bars import CountBar
 from pagoda.config.compat import add_compat_flags
 from pagoda.config.flags import (
     add_engine_flags,
@@ -48,6 +51,10 @@ EPILOG = (
     "Steps take what a profile of this machine says (`pagoda bench step-times`), or what is "
     "foretold of GPUs by name."
 )
+
+_REQUESTS = say("requests")
+# Of a quick run no progress is shown, and one of few requests is over before processes start.
+_QUICK_SECONDS, _MANY = 2.0, 500
 
 prepare = with_config_file
 
@@ -116,7 +123,10 @@ def _find(args: argparse.Namespace, machine: "Machine", trace: "Trace", goals: "
     )
     _say(args, best or tried[-1], goals, tried)
     if best is None:
-        print("No number of replicas meets the goal: each would miss it alone.", file=sys.stderr)
+        print(
+            tell("No number of replicas meets the goal: each would miss it alone."),
+            file=sys.stderr,
+        )
     return int(best is None)
 
 
@@ -124,11 +134,22 @@ def _run(
     args: argparse.Namespace, machine: "Machine", trace: "Trace", count: int,
     hopeless: "Hopeless | None" = None,
 ) -> "Outcome":  # fmt: skip
+    from pagoda.simulate.apart import are_apart, simulate_apart
     from pagoda.simulate.world import Fleet, simulate
 
+    fleet, total, began = Fleet(machine, count, args.router), trace.num_requests, time.monotonic()
+    apart = hopeless is None and total >= _MANY and are_apart(trace, fleet)
     gc.disable()  # requests are in no cycles; looking for some takes a tenth of the time
     try:
-        return simulate(trace, Fleet(machine, count, args.router), is_hopeless=hopeless)
+        with CountBar(told(_REQUESTS), show=sys.stderr.isatty()) as bar:
+
+            def progress(done: int) -> None:
+                if time.monotonic() - began > _QUICK_SECONDS:
+                    bar.update(done, total)
+
+            if apart:
+                return simulate_apart(trace, fleet, progress=progress)
+            return simulate(trace, fleet, is_hopeless=hopeless, progress=progress)
     finally:
         gc.enable()
 
@@ -138,8 +159,14 @@ def _say(
 ) -> None:
     from pagoda.simulate.report import as_json, lines, tried_lines
 
-    if refusal := outcome.records.refusal:
-        print(f"The last request that was refused: {refusal}", file=sys.stderr)
+    if refusal := outcome.records.refusal[1]:
+        print(
+            tell(
+                "{count:,} requests were refused; the last one: {refusal}",
+                count=outcome.records.num_refused, refusal=refusal,
+            ),
+            file=sys.stderr,
+        )  # fmt: skip
     found = as_json(outcome, goals, args.price)
     if args.json:
         found["tried"] = [one.fleet.replicas for one in tried]
@@ -200,7 +227,13 @@ def _profile(args: argparse.Namespace) -> "StepProfile | None":
         return None
     profile, model = read_profile(args.profile), engine_config(args).model.model
     if profile.model != model:
-        print(f"{args.profile} was measured with {profile.model}, not {model}.", file=sys.stderr)
+        print(
+            tell(
+                "{profile} was measured with {other}, not {model}.",
+                profile=args.profile, other=profile.model, model=model,
+            ),
+            file=sys.stderr,
+        )  # fmt: skip
     return profile
 
 

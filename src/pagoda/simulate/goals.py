@@ -91,7 +91,7 @@ def replicas_for(
     too_few, enough = 0, 1
     while not holds(enough):
         last = tried[-1]
-        if last.records.num_refused or enough >= last.most_at_once:
+        if last.records.num_refused or enough >= last.records.most_at_once():
             return None, tried
         too_few, enough = enough, 2 * enough
     best = tried[-1]

@@ -2,7 +2,9 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import fsum, inf
+from operator import mul
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +38,15 @@ class Records:
     """Share of a replica's KV cache that was held, whenever a request came to it or ended."""
     num_refused: int = 0
     """Requests that no replica can serve."""
-    refusal: str = ""
-    """Why, of the last one."""
+    refusal: tuple[float, str] = (0.0, "")
+    """When the last one of them came, and why it was refused."""
+    came: "array[float]" = field(default_factory=_floats)
+    """When each of the others came to a replica,"""
+    left: "array[float]" = field(default_factory=_floats)
+    """and when each ended there, in an order of their own."""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    began: float = 0.0
+    began: float = inf
     """When the first request came,"""
     ended: float = 0.0
     """and when the last one ended."""
@@ -51,12 +57,36 @@ class Records:
         self.e2e.append(ended - arrived)
         if num_tokens > 1:
             self.tpot.append((ended - first) / (num_tokens - 1))
+        self.left.append(ended)
         self.output_tokens += num_tokens
         self.ended = max(self.ended, ended)
 
     def gap(self, seconds: float, count: int = 1) -> None:
         self.gaps.append(seconds)
         self.gap_counts.append(count)
+
+    def refuse(self, now: float, why: str) -> None:
+        self.num_refused += 1
+        self.refusal = max(self.refusal, (now, why))
+
+    def add(self, other: "Records") -> None:
+        """Take in what happened to other requests at the same time."""
+        for name in _LISTS:
+            getattr(self, name).extend(getattr(other, name))
+        self.num_refused += other.num_refused
+        self.refusal = max(self.refusal, other.refusal)
+        self.prompt_tokens += other.prompt_tokens
+        self.output_tokens += other.output_tokens
+        self.began = min(self.began, other.began)
+        self.ended = max(self.ended, other.ended)
+
+    def most_at_once(self) -> int:
+        """The most requests that were under way."""
+        times = np.concatenate([self.came, self.left])
+        change = np.repeat([1, -1], [len(self.came), len(self.left)])
+        # Who comes at a time comes before who ends then.
+        order = np.lexsort((-change, times))
+        return int(np.cumsum(change[order]).max(initial=0))
 
     @property
     def completed(self) -> int:
@@ -76,12 +106,11 @@ class Records:
         ]  # fmt: skip
 
     def mean(self, metric: str) -> float:
-        """In seconds; 0 where there are no values."""
+        """In seconds; 0 where there are no values. Sums are exact, so that no order matters."""
         if metric == "itl":
-            counts = np.array(self.gap_counts)
-            return float(np.dot(np.array(self.gaps), counts) / counts.sum()) if len(counts) else 0.0
-        values = np.array(getattr(self, metric))
-        return float(values.mean()) if len(values) else 0.0
+            total = fsum(map(mul, self.gaps, self.gap_counts))
+            return total / sum(self.gap_counts) if self.gaps else 0.0
+        return mean(getattr(self, metric))
 
     def summary(self) -> Mapping[str, Mapping[str, float]]:
         """By metric, its mean and percentiles in seconds."""
@@ -97,6 +126,14 @@ class Records:
             }
             for metric in METRICS
         }
+
+
+_LISTS = tuple(one.name for one in fields(Records) if "array" in str(one.type))
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of an exact sum; 0 where there are no values."""
+    return fsum(values) / len(values) if values else 0.0
 
 
 def weighted_percentiles(

@@ -96,22 +96,21 @@ class Replica:
             len(self._live), self.num_prompt_tokens, limits.max_num_reqs, self._machine.kv_tokens
         )
 
-    def add(self, now: float, arrival: Arrival, message: AddRequest) -> bool:
-        """A request comes; whether it can be served."""
+    def add(self, now: float, arrival: Arrival, message: AddRequest) -> None:
+        """A request comes, which is served or refused."""
         self._catch_up(now)
         try:
             self.scheduler.add(message)
         except RequestError as error:
-            self._records.num_refused += 1
-            self._records.refusal = str(error)
-            return False
+            self._records.refuse(now, str(error))
+            return
         self._live[message.req_id] = _Live(arrival)
         self.num_prompt_tokens += arrival.prompt_len
+        self._records.came.append(now)
         self._records.prompt_tokens += arrival.prompt_len
         self._see_kv()
         if self.wakes_at is None:
             self.wakes_at = self._began = now
-        return True
 
     def set_pace(self, now: float, pace: Pace) -> None:
         """From now on steps take another time; so does what is left of the one that is being

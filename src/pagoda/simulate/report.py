@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pagoda.base.columns import columns, left, right
+from pagoda.base.words import say, tell
 from pagoda.simulate.goals import Goal
-from pagoda.simulate.records import METRICS, PERCENTILES
+from pagoda.simulate.records import METRICS, PERCENTILES, mean
 from pagoda.simulate.world import Outcome
 
 _NAMES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
@@ -14,7 +16,6 @@ def as_json(outcome: Outcome, goals: Sequence[Goal], price: float | None) -> dic
     """All figures; times in seconds, `price` per replica and hour."""
     records, duration = outcome.records, outcome.records.duration
     tokens = records.output_tokens
-    kv = records.kv_shares
     found = {
         "replicas": outcome.fleet.replicas,
         "router": outcome.fleet.router,
@@ -28,8 +29,8 @@ def as_json(outcome: Outcome, goals: Sequence[Goal], price: float | None) -> dic
         "output_tokens_per_second": _rate(tokens, duration),
         "total_tokens_per_second": _rate(tokens + records.prompt_tokens, duration),
         **records.summary(),
-        "kv_share_mean": sum(kv) / len(kv) if kv else 0.0,
-        "kv_share_peak": max(kv, default=0.0),
+        "kv_share_mean": mean(records.kv_shares),
+        "kv_share_peak": max(records.kv_shares, default=0.0),
         "prefix_hit_rate": _rate(outcome.prefix_hits, outcome.prefix_queries),
         "preemptions": outcome.preemptions,
         "steps": outcome.steps,
@@ -50,39 +51,59 @@ def as_json(outcome: Outcome, goals: Sequence[Goal], price: float | None) -> dic
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """What `as_json` has, as text."""
-    count, steps = found["replicas"], found["steps"]
-    served = f"{found['completed']:,} of {found['requests']:,} requests"
+    """What `as_json` has, as text in the language spoken."""
+    count, duration = found["replicas"], found["duration"]
+    fleet = say("one replica") if count == 1 else say(
+        "{count:,} replicas, {router}", count=count, router=found["router"]
+    )  # fmt: skip
     said = [
-        f"{count} replica{'s' if count > 1 else ''}"
-        + (f", {found['router']}" if count > 1 else "")
-        + f": {served} in {found['duration']:,.1f} s"
-        + (f", {found['refused']:,} refused" if found["refused"] else ""),
-        f"throughput: {found['requests_per_second']:,.2f} requests/s, "
-        f"{found['output_tokens_per_second']:,.1f} output tokens/s, "
-        f"{found['total_tokens_per_second']:,.1f} tokens/s with prompts",
+        tell(
+            "{fleet}: {completed:,} of {requests:,} requests in {duration:,.1f} s",
+            fleet=fleet, completed=found["completed"], requests=found["requests"],
+            duration=duration,
+        ),
+        tell(
+            "throughput: {requests:,.2f} requests/s, {output:,.1f} output tokens/s, "
+            "{total:,.1f} tokens/s with prompts",
+            requests=found["requests_per_second"], output=found["output_tokens_per_second"],
+            total=found["total_tokens_per_second"],
+        ),
         "",
-        "| ms   | mean | " + " | ".join(f"p{wanted:g}" for wanted in PERCENTILES) + " |",
-        "|------|---:|" + "---:|" * len(PERCENTILES),
-    ]
-    for metric in METRICS:
-        numbers = " | ".join(f"{1000 * value:,.1f}" for value in found[metric].values())
-        said.append(f"| {_NAMES[metric]:<4} | {numbers} |")
-    said += [
+        *_table(found),
         "",
-        f"KV cache: {found['kv_share_mean']:.1%} held on average, {found['kv_share_peak']:.1%} at "
-        f"most; prefix hits {found['prefix_hit_rate']:.1%}; {found['preemptions']:,} preemptions",
-        f"computing {found['busy_share']:.1%} of the time, in {steps:,} steps",
-    ]
+        tell(
+            "KV cache: {mean:.1%} held on average, {peak:.1%} at most; prefix hits {hits:.1%}; "
+            "preemptions {preemptions:,}",
+            mean=found["kv_share_mean"], peak=found["kv_share_peak"],
+            hits=found["prefix_hit_rate"], preemptions=found["preemptions"],
+        ),
+        tell(
+            "computing {share:.1%} of the time, in {steps:,} steps",
+            share=found["busy_share"], steps=found["steps"],
+        ),
+    ]  # fmt: skip
     if "cost" in found:
-        said.append(
-            f"cost: {found['cost']:,.2f}, or {found['cost_per_million_output_tokens']:,.3f} per "
-            f"million output tokens, {found['cost_per_million_tokens']:,.3f} with prompts"
-        )
+        said.append(tell(
+            "cost: {cost:,.2f}, or {output:,.3f} per million output tokens, {total:,.3f} with "
+            "prompts",
+            cost=found["cost"], output=found["cost_per_million_output_tokens"],
+            total=found["cost_per_million_tokens"],
+        ))  # fmt: skip
     for goal in found["goals"]:
-        verdict = "holds" if goal["holds"] else "does not hold"
-        said.append(f"goal {goal['goal']}: {verdict}, {1000 * goal['reached']:,.1f} ms")
+        verdict = say("holds") if goal["holds"] else say("does not hold")
+        reached = 1000 * goal["reached"]
+        said.append(tell("goal {goal}: {verdict}, {reached:,.1f} ms",
+                         goal=goal["goal"], verdict=verdict, reached=reached))  # fmt: skip
     return said
+
+
+def _table(found: dict[str, Any]) -> list[str]:
+    """A line for each metric, in ms, below a heading."""
+    rows = [("ms", tell("mean"), *(f"p{wanted:g}" for wanted in PERCENTILES))]
+    for metric in METRICS:
+        rows.append((_NAMES[metric], *(f"{1000 * each:,.1f}" for each in found[metric].values())))
+    widths = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([left(row[0], widths[0]), *map(right, row[1:], widths[1:])]) for row in rows]
 
 
 def tried_lines(tried: Sequence[Outcome], goals: Sequence[Goal]) -> list[str]:
@@ -90,8 +111,10 @@ def tried_lines(tried: Sequence[Outcome], goals: Sequence[Goal]) -> list[str]:
     said = []
     for outcome in sorted(tried, key=lambda one: one.fleet.replicas):
         holds = all(goal.holds(outcome) for goal in goals)
-        verdict = "enough" if holds else "too few"
-        said.append(f"{outcome.fleet.replicas:>5} replicas: {verdict}")
+        verdict = say("enough") if holds else say("too few")
+        said.append(
+            tell("{count:>5} replicas: {verdict}", count=outcome.fleet.replicas, verdict=verdict)
+        )
     return said
 
 

@@ -38,6 +38,8 @@ class Arrival:
 
 class Trace(Protocol):
     num_requests: int
+    has_followers: bool
+    """Some requests come once another one has ended."""
 
     def __iter__(self) -> Iterator[Arrival]:
         """Those that come whatever becomes of others, in the order of their times; the same each
@@ -88,6 +90,7 @@ class MadeUp:
     def __init__(self, config: UsersConfig):
         self._config = config
         self.num_requests = config.users * config.turns
+        self.has_followers = config.turns > 1
 
     def __iter__(self) -> Iterator[Arrival]:
         config, ids, now = self._config, count(_SHARED + 1), 0.0
@@ -135,6 +138,7 @@ class Recorded:
     def __init__(self, arrivals: Sequence[Arrival]):
         self._arrivals = sorted(arrivals, key=lambda arrival: arrival.time)
         self.num_requests = len(arrivals)
+        self.has_followers = any(arrival.then is not None for arrival in arrivals)
 
     def __iter__(self) -> Iterator[Arrival]:
         return iter(self._arrivals)

@@ -1,18 +1,21 @@
 """Replicas behind a router, and the requests that come to them, on a clock that is simulated."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import chain, count, repeat
-from math import inf
+from math import fsum, inf
+from typing import NamedTuple
 
-from pagoda.core.messages import AddRequest
+from pagoda.core.messages import AddRequest, EngineStats
 from pagoda.core.routing import Router, make_router
 from pagoda.core.sampling import SamplingParams
 from pagoda.simulate.records import Records
 from pagoda.simulate.replica import Machine, Replica
 from pagoda.simulate.traces import Arrival, Trace
+
+_PROGRESS_PERIOD = 64
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,23 @@ class Outcome:
     steps: int
     busy: float
     """Share of the time in which a replica computed, on average."""
-    most_at_once: int
-    """The most requests that were under way."""
     stopped: bool
     """It was given up before all requests came."""
+
+
+class Part(NamedTuple):
+    """What came of some of a fleet's replicas."""
+
+    records: Records
+    stats: list[EngineStats]
+    """Of each replica,"""
+    busy: list[float]
+    """and the seconds in which it computed."""
+    stopped: bool = False
+
+
+Progress = Callable[[int], object]
+"""Told now and then how many requests are done."""
 
 
 def simulate(
@@ -48,13 +64,39 @@ def simulate(
     *,
     leaps: bool = True,
     is_hopeless: Callable[[Records], bool] | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Have the fleet serve a trace. `leaps` False takes steps one by one, with the same outcome.
     `is_hopeless` ends it early; it is asked after each request."""
-    world = _World(trace, fleet, leaps)
+    part = simulate_part(trace, fleet, leaps=leaps, is_hopeless=is_hopeless, progress=progress)
+    return outcome(trace, fleet, [part])
+
+
+def simulate_part(
+    trace: Trace,
+    fleet: Fleet,
+    *,
+    leaps: bool = True,
+    is_hopeless: Callable[[Records], bool] | None = None,
+    progress: Progress | None = None,
+) -> Part:
+    """The same, before it is summed up."""
+    world = _World(trace, fleet, leaps, progress)
     stopped = world.run(is_hopeless)
-    stats = [replica.scheduler.stats() for replica in world.replicas]
-    records = world.records
+    return Part(
+        world.records,
+        [replica.scheduler.stats() for replica in world.replicas],
+        [replica.busy for replica in world.replicas],
+        stopped,
+    )
+
+
+def outcome(trace: Trace, fleet: Fleet, parts: Sequence[Part]) -> Outcome:
+    """Of a fleet whose replicas these parts are."""
+    records = Records()
+    for part in parts:
+        records.add(part.records)
+    stats = [one for part in parts for one in part.stats]
     span = records.duration * fleet.replicas
     return Outcome(
         fleet,
@@ -64,16 +106,15 @@ def simulate(
         prefix_queries=sum(one.prefix_queries for one in stats),
         preemptions=sum(one.num_preemptions for one in stats),
         steps=sum(one.num_steps for one in stats),
-        busy=sum(replica.busy for replica in world.replicas) / span if span else 0.0,
-        most_at_once=world.most_at_once,
-        stopped=stopped,
+        busy=fsum(chain.from_iterable(part.busy for part in parts)) / span if span else 0.0,
+        stopped=any(part.stopped for part in parts),
     )
 
 
 class _World:
     """Who comes at a time comes before what is due then."""
 
-    def __init__(self, trace: Trace, fleet: Fleet, leaps: bool):
+    def __init__(self, trace: Trace, fleet: Fleet, leaps: bool, progress: Progress | None = None):
         self.records = Records()
         self.replicas = [
             Replica(fleet.machine, self.records, leaps=leaps) for _ in range(fleet.replicas)
@@ -88,7 +129,8 @@ class _World:
         self._under_way: list[tuple[float, int, Arrival]] = []
         """Requests of which no engine knows yet, and when one will."""
         self._numbers = count()
-        self._num_live = self.most_at_once = self._num_busy = 0
+        self._num_busy = 0
+        self._progress = progress
 
     def run(self, is_hopeless: Callable[[Records], bool] | None = None) -> bool:
         """Until nothing is left to be done; whether it was ended early."""
@@ -129,9 +171,7 @@ class _World:
             place = self._router.choose(message, loads)
         replica = self.replicas[place]
         before = replica.wakes_at
-        if replica.add(now, arrival, message):
-            self._num_live += 1
-            self.most_at_once = max(self.most_at_once, self._num_live)
+        replica.add(now, arrival, message)
         if replica.wakes_at != before:
             self._will_wake(place)
         self._share(now)
@@ -151,7 +191,9 @@ class _World:
                 self._will_wake(place)
 
     def _ended(self, arrival: Arrival, now: float) -> None:
-        self._num_live -= 1
+        done = self.records.completed
+        if self._progress is not None and not done % _PROGRESS_PERIOD:
+            self._progress(done)
         if arrival.then is not None:
             self._send(arrival.then(now))
 

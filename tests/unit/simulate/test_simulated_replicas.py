@@ -9,7 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pagoda.base.columns import columns
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import speak
 from pagoda.cli.main import main
 from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.limits import SchedulerLimits
@@ -137,7 +139,7 @@ def test_what_fits_nowhere_is_refused_and_counted():
     trace = Recorded([arrival(0.0, 2000, 3), arrival(1.0, 16, 2, 1)])
     made = simulate(trace, Fleet(machine()))
     assert (made.records.num_refused, made.records.completed) == (1, 1)
-    assert "maximum context length is 1024" in made.records.refusal
+    assert "maximum context length is 1024" in made.records.refusal[1]
 
 
 def test_percentiles_are_numpys():
@@ -277,3 +279,24 @@ def test_the_command(tmp_path, capsys):
     for wrong in (words, by_profile, [*by_profile, "--goal", "fast"]):
         assert main(wrong) == 1
         assert "`pagoda bench step-times" in (err := capsys.readouterr().err) or "--goal" in err
+
+
+def test_the_report_is_aligned_and_chinese(tmp_path, capsys):
+    subject_of(tmp_path, LLAMA)
+    words = ["simulate", str(tmp_path), "--gpu", "A100-80G", "--users", "4", "--max-model-len",
+             "4096"]  # fmt: skip
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("one replica: 4 of 4 requests in ")
+    table = lines[3:8]
+    assert [line.split()[0] for line in table] == ["ms", "TTFT", "ITL", "TPOT", "E2E"]
+    assert table[0].split()[1:] == ["mean", "p50", "p90", "p99"]
+    assert {len(line) for line in table} == {len(table[0])} and "|" not in "".join(lines)
+    try:
+        assert main(["--lang", "zh", *words]) == 0
+    finally:
+        speak("en")
+    chinese = capsys.readouterr().out.splitlines()
+    assert chinese[0].startswith("一个副本：") and chinese[3].split()[:2] == ["ms", "平均"]
+    assert len({columns(line) for line in chinese[3:8]}) == 1
+    assert [line.split() for line in chinese[4:8]] == [line.split() for line in lines[4:8]]
