@@ -1,7 +1,6 @@
 """Replicas that know nothing of each other: each process simulates some of them."""
 
 import gc
-import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import replace
@@ -9,6 +8,7 @@ from itertools import compress, cycle
 from multiprocessing import get_context
 from typing import Any
 
+from pagoda.base.machine import usable_threads
 from pagoda.simulate.traces import Arrival, Trace
 from pagoda.simulate.world import Fleet, Outcome, Part, Progress, outcome, simulate_part
 
@@ -16,9 +16,11 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def are_apart(trace: Trace, fleet: Fleet) -> bool:
-    """Whether it is known beforehand which requests each replica gets, and when."""
+    """Whether it is known beforehand which requests each of several replicas gets, and when."""
     alone = fleet.machine.engines == 1
-    return alone and fleet.router == "round-robin" and not trace.has_followers
+    return (
+        fleet.replicas > 1 and alone and fleet.router == "round-robin" and not trace.has_followers
+    )
 
 
 def simulate_apart(
@@ -26,7 +28,7 @@ def simulate_apart(
 ) -> Outcome:
     """What `simulate` gives for a fleet whose replicas `are_apart`, by so many processes; as many
     as there are CPUs if not said."""
-    count = min(processes or os.cpu_count() or 1, fleet.replicas)
+    count = min(processes or usable_threads(), fleet.replicas)
     context = get_context()
     done = context.RawArray("q", count)
     with ProcessPoolExecutor(count, context, _start, (trace, fleet, done)) as pool:

@@ -37,6 +37,7 @@ def test_whose_requests_depend_on_others_is_not_apart():
     assert are_apart(users, fleet)
     assert not are_apart(MadeUp(replace(USERS, turns=2)), fleet)
     assert not are_apart(users, replace(fleet, router="least-loaded"))
+    assert not are_apart(users, replace(fleet, replicas=1))
     assert not are_apart(users, replace(fleet, machine=replace(machine(), engines=2)))
 
 

@@ -12,6 +12,7 @@ import pytest
 from pagoda.base.columns import columns
 from pagoda.base.errors import ConfigError
 from pagoda.base.words import speak
+from pagoda.cli.bars import CountBar
 from pagoda.cli.main import main
 from pagoda.core.kvcache.spec import KVGroupSpec
 from pagoda.core.limits import SchedulerLimits
@@ -300,3 +301,21 @@ def test_the_report_is_aligned_and_chinese(tmp_path, capsys):
     assert chinese[0].startswith("一个副本：") and chinese[3].split()[:2] == ["ms", "平均"]
     assert len({columns(line) for line in chinese[3:8]}) == 1
     assert [line.split() for line in chinese[4:8]] == [line.split() for line in lines[4:8]]
+
+
+@pytest.mark.parametrize(("is_terminal", "quick"), [(True, -1.0), (True, 1e9), (False, -1.0)])
+def test_progress_is_for_terminals_and_long_runs(tmp_path, capsys, monkeypatch, is_terminal, quick):
+    subject_of(tmp_path, LLAMA)
+    seen = []
+
+    class Bar(CountBar):
+        def update(self, done, total):
+            seen.extend([(done, total)] if self._show else [])
+
+    monkeypatch.setattr("pagoda.cli.simulate.CountBar", Bar)
+    monkeypatch.setattr("pagoda.cli.simulate._QUICK_SECONDS", quick)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+    words = ["simulate", str(tmp_path), "--gpu", "A100-80G", "--users", "70", "--output-len", "8",
+             "--max-model-len", "4096"]  # fmt: skip
+    assert main(words) == 0
+    assert seen == ([(64, 70)] if is_terminal and quick < 0 else [])
