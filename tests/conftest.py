@@ -12,6 +12,12 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels for GPUs are interpreted. Read when triton is imported, which transformers does too.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests compute little at a time, beside others that do. Two threads of OpenMP for that take three
+# times the CPU time of one, most of it waiting for each other. Read when torch is imported;
+# engines of children set their own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Messages are English, whatever the locale; children inherit it.
 os.environ["PAGODA_LANG"] = "en"
 
