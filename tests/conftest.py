@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+from collections import defaultdict
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,26 @@ os.environ["PAGODA_LANG"] = "en"
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each `pairwise` test, what is not in a few cases that have all pairs is `exhaustive`."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("pairwise"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        pairs = {}
+        for case in cases:
+            values = [f"{name}={value!r}" for name, value in sorted(case.callspec.params.items())]
+            pairs[case] = set(combinations_with_replacement(values, 2))
+        missing = set().union(*pairs.values())
+        while missing:
+            case = max(pairs, key=lambda case: len(pairs[case] & missing))
+            missing -= pairs.pop(case)
+        for case in pairs:
+            case.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(autouse=True)
