@@ -3,6 +3,8 @@
 import logging
 import os
 import signal
+from collections import defaultdict
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,38 @@ if not Path("/dev/nvidiactl").exists():
     # Kernels for GPUs are interpreted. Read when triton is imported, which transformers does too.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# Tests compute little at a time, beside others that do. Two threads of OpenMP for that take three
+# times the CPU time of one, most of it waiting for each other. Read when torch is imported;
+# engines of children set their own number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # Messages are English, whatever the locale; children inherit it.
 os.environ["PAGODA_LANG"] = "en"
 
 # How long an example takes depends on what else the machine does.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of each `pairwise` test, what is not in a few cases that have all pairs is `exhaustive`."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("pairwise"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        pairs = {}
+        for case in cases:
+            values = [f"{name}={value!r}" for name, value in sorted(case.callspec.params.items())]
+            pairs[case] = set(combinations_with_replacement(values, 2))
+        missing = set().union(*pairs.values())
+        while missing:
+            case = max(pairs, key=lambda case: len(pairs[case] & missing))
+            missing -= pairs.pop(case)
+        for case in pairs:
+            case.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(autouse=True)

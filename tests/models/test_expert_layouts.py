@@ -37,6 +37,7 @@ CASES = [
 ] + expert_layouts.ALSO
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("family", "layout", "format"), CASES)
 def test_each_layout_of_each_format(family, layout, format, tmp_path):
     reference = expert_layouts.write(tmp_path, family, layout, FORMATS[format])

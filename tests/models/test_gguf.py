@@ -94,7 +94,9 @@ def _check(reference, path) -> None:
 
 
 @pytest.mark.parametrize("case", MODELS)
-@pytest.mark.parametrize("storage", ["F32", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize(
+    "storage", ["F32", pytest.param("Q8_0", marks=pytest.mark.exhaustive), "Q4_1"]
+)
 def test_logits_equal(case: str, storage: str, tmp_path):
     family, changes = MODELS[case]
     reference = tiny.make(family, **changes)

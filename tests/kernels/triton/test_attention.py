@@ -40,6 +40,7 @@ def test_caches(device, dtype, q_dtype):
     check(Case(MIXES["mixed"], dtype=dtype, q_dtype=q_dtype, device=device, how={"window": 37}))
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 @pytest.mark.parametrize("q_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(

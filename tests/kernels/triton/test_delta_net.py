@@ -46,6 +46,7 @@ def step(shape, lengths, before, drafts, device, more_rows=0):
     return buffer.to(device)[:, 3 : 3 + size].unflatten(1, shape), slots
 
 
+@pytest.mark.pairwise
 @FORMS
 @pytest.mark.parametrize(("width", "channels"), [(1, 16), (2, 43), (4, 300)])
 @pytest.mark.parametrize("silu", [False, True])
@@ -63,6 +64,7 @@ def test_causal_conv(form, width, channels, dtype, silu, device):
     torch.testing.assert_close(cache, expected_cache, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.pairwise
 @FORMS
 @pytest.mark.parametrize(
     ("key_heads", "value_heads", "key_dim", "value_dim", "tiled"),

@@ -40,6 +40,7 @@ def test_norm_in_place(dtype, device):
     torch.testing.assert_close(whole, expected, **TOLERANCE[dtype])
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("wide", [True, False], ids=["fp32 sums", "narrow sums"])
@@ -64,6 +65,7 @@ def test_sums_of_normed_inputs(dtype, device):
     torch.testing.assert_close(found[1], expected[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("shape", SHAPES[1:], ids=str)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("adds", [True, False])

@@ -117,6 +117,7 @@ def test_product(storage, tokens, dtype, device):
     check(gemm.matmul(x, [packed(storage, raw, 256, device)]), x, weight)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("storage", ["Q4_0", "Q8_0", "MXFP4", "Q5_1"])
 @pytest.mark.parametrize("columns", [32, 160, 416])
 @pytest.mark.parametrize("tokens", [1, 5])

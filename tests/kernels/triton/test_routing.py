@@ -11,6 +11,7 @@ from pagoda.kernels.triton.products.routing import MOST_ALONE
 from tests.kernels.triton.forms import TOLERANCE, spread_rows
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (5, 5), (37, 3), (130, 8)])
 @pytest.mark.parametrize("scoring", ["softmax", "topk_softmax", "sigmoid"])
 @pytest.mark.parametrize("renormalize", [True, False])
@@ -29,6 +30,7 @@ def test_route(experts, top_k, scoring, renormalize, dtype, device):
     torch.testing.assert_close(routing.route(*arguments)[1], weights, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize(("experts", "top_k"), [(5, 5), (37, 3), (130, 8)])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize(("groups", "top_groups"), [(1, 1), (5, 3)])
