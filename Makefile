@@ -24,6 +24,7 @@ help:
 	@echo "make test        what each landing passes    make test-quick   what takes a few minutes"
 	@echo "make test-all    all tests, the agent's among them"
 	@echo "make test-agent  those of the agent, with the desktops that they need (Debian, as root)"
+	@echo "make desktop     those desktops, and the browser for tests of the pages (Debian, as root)"
 	@echo "make simulate    20,000 seeds of faults in virtual time (ARGS='--seeds 1000' fewer)"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
