@@ -14,8 +14,8 @@ CSRC := CMakeLists.txt $(wildcard src/pagoda/kernels/cpu/csrc/*)
 BENCH_LOAD := --num-prompts 32 --input-len 128 --output-len 64
 SOURCES := src agent/src tests tools bench fuzz
 
-.PHONY: help install install-dev serve chat test test-all test-agent test-quick simulate fuzz soak \
-  check format docs bench bench-agent bench-install bench-peers gpu-check man wheels clean
+.PHONY: help install install-dev serve chat test test-all test-agent test-quick desktop simulate fuzz \
+  soak check format docs bench bench-agent bench-install bench-peers gpu-check man wheels clean
 
 help:
 	@echo "make serve       install, fetch the default model, serve: chat page at http://127.0.0.1:8000, API at /v1"
@@ -24,6 +24,7 @@ help:
 	@echo "make test        what each landing passes    make test-quick   what takes a few minutes"
 	@echo "make test-all    all tests, the agent's among them"
 	@echo "make test-agent  those of the agent, with the desktops that they need (Debian, as root)"
+	@echo "make desktop     those desktops, and the browser for tests of the pages (Debian, as root)"
 	@echo "make simulate    20,000 seeds of faults in virtual time (ARGS='--seeds 1000' fewer)"
 	@echo "make check       format, lint, types, floors, sizes, docs"
 	@echo "make bench       latency and throughput of the default model on this machine"
@@ -81,13 +82,15 @@ test-all: install-dev
 
 # The agent's tests need X servers and programs to operate; where they are missing, they are skipped.
 DESKTOP := xvfb tigervnc-standalone-server x11vnc openbox xterm zenity xdotool x11-xserver-utils \
-  x11-xkb-utils python3-tk chromium openssl
-test-agent: install-dev
+  x11-xkb-utils python3-tk chromium chromium-headless-shell openssl
+test-agent: desktop install-dev
+	$(PYTEST) tests/agent $(ARGS)
+
+desktop:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(DESKTOP); } >/dev/null || \
 	    echo "The programs of the desktop tests cannot be installed here."; \
 	else echo "On Debian: sudo apt install $(DESKTOP)"; fi
-	$(PYTEST) tests/agent
 
 test-quick: install-dev
 	$(BIN)/python -m pytest tests -m "not slow and not exhaustive"

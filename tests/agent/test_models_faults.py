@@ -275,8 +275,8 @@ async def test_certificates(tmp_path):
 
 async def test_the_time_for_all_tries_together():
     with ModelServer([Step(status=500)] + [Step("Hi.", hang="in the stream")] * 9) as server:
-        text = await failure(server, total_seconds=0.5)
-        assert "no whole reply within 0.5 s. Before that, " in text
+        text = await failure(server, total_seconds=2)
+        assert "no whole reply within 2 s. Before that, " in text
         assert "answered 500" in text
 
 

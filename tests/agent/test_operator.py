@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+from functools import partial
 
 import pytest
 
+from pagoda_agent import settings as agent_settings
 from pagoda_agent.base.errors import (
     ConnectionLostError,
     DriverError,
@@ -16,6 +18,7 @@ from pagoda_agent.runs.journal import JOURNAL, JournalError, read
 from pagoda_agent.screen.observe import Settle
 from pagoda_agent.secrets import Secrets
 from pagoda_agent.settings import Settings
+from pagoda_agent.task.budget import Budget
 from pagoda_agent.task.control import State, StateError
 from pagoda_agent.task.operator import Operator
 from tests.agent.fake_computer import FakeComputer
@@ -351,11 +354,13 @@ async def test_caps_end_the_task(make, caps, name):
     assert "pagoda agent resume RUN --max-" in control.reason
 
 
-async def test_the_clock_stands_still_while_the_user_thinks(make):
-    operator, _script = make("$ Which?", "Done", max_minutes=0.005)
+async def test_the_clock_stands_still_while_the_user_thinks(make, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(agent_settings, "Budget", partial(Budget, clock=lambda: now))
+    operator, _script = make("$ Which?", "Done", max_minutes=1)
     control = await operator.start("x")
     await until(lambda: control.state is State.WAITING_USER)
-    await asyncio.sleep(0.4)
+    now += 3600
     await control.answer("this")
     await asyncio.wait_for(control.wait(), PATIENCE)
     assert control.state is State.DONE

@@ -32,7 +32,7 @@ CONFIG = {
     "phases": {"coverage": {"enabled": False}},
 }
 EXAMPLES = settings(
-    max_examples=12,
+    max_examples=5,
     deadline=None,
     derandomize=True,
     database=None,

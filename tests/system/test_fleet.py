@@ -2,23 +2,30 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from tests.system.conftest import starter
+from tests.system.harness import Served, wait_until
+
 ASK = [{"role": "user", "content": "Say hi."}]
 
 
-@pytest.fixture
-def server(serve, smollm2_gguf):
-    # Each is planned to take about 400 MiB with this pool.
-    served = serve(
-        smollm2_gguf, f"second={smollm2_gguf}", "--served-model-name", "first",
-        "--models-memory", "600M", "--kv-cache-memory-bytes", "64M", "--max-model-len", "1024",
-    )  # fmt: skip
-    served.wait_ready(60)
-    return served
+@pytest.fixture(scope="module")
+def server(smollm2_gguf) -> Iterator[Served]:
+    """Each test leaves one of the two loaded."""
+    with starter() as start:
+        # Each is planned to take about 400 MiB with this pool.
+        served = start(
+            smollm2_gguf, f"second={smollm2_gguf}", "--served-model-name", "first",
+            "--models-memory", "600M", "--kv-cache-memory-bytes", "64M", "--max-model-len", "1024",
+        )  # fmt: skip
+        served.wait_ready(60)
+        assert states(served) == {"first": "loaded", "second": "unloaded"}
+        yield served
 
 
 def states(server) -> dict[str, str]:
@@ -35,7 +42,6 @@ def ask(server, model: str) -> str:
 
 
 def test_models_take_turns_and_no_request_is_lost(server):
-    assert states(server) == {"first": "loaded", "second": "unloaded"}
     alone = ask(server, "first")
     assert ask(server, "second") == alone
     assert states(server) == {"first": "unloaded", "second": "loaded"}
@@ -61,8 +67,10 @@ def test_loading_and_unloading_by_request(server):
                 }:
                     return
 
+    ask(server, "first")  # loads it where another test left it unloaded
     listener = threading.Thread(target=listen)
     listener.start()
+    wait_until(lambda: bool(news))
     assert httpx.post(f"{url}/models/unload", json={"model": "first"}).json() == {"success": True}
     assert httpx.post(f"{url}/models/unload", json={"model": "first"}).json() == {"success": False}
     assert states(server)["first"] == "unloaded"

@@ -33,7 +33,7 @@ def test_a_report_says_where_a_prompt_parts_from_the_cache(server):
     assert (cached, report["reason"], report["at_token"]) == (0, "new", 0)
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
+@pytest.mark.parametrize("kv_dtype", ["int8", pytest.param("auto", marks=pytest.mark.exhaustive)])
 def test_prefixes_survive_a_restart(serve, smollm2_gguf, tmp_path, kv_dtype):
     flags = (
         smollm2_gguf, "--kv-disk", tmp_path / "kept", "--kv-cache-memory-bytes", "64M",

@@ -26,12 +26,15 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(params=["--tensor-parallel-size", "--pipeline-parallel-size"])
+SPLITS = ("--tensor-parallel-size", "--pipeline-parallel-size")
+
+
+@pytest.fixture
 def served(serve, folder, request) -> Served:
     return start(serve, folder, split=request.param)
 
 
-def start(serve, folder, *flags: str, split: str = "--tensor-parallel-size") -> Served:
+def start(serve, folder, *flags: str, split: str = SPLITS[0]) -> Served:
     # 5 requests of 12 blocks want more than 40.
     server = serve(
         folder, *flags, split, "2", "--dtype", "float32", "--device", "cpu",
@@ -88,6 +91,7 @@ def test_a_stopped_rank_stops_the_step_of_all(serve, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("served", SPLITS, indirect=True)
 def test_replies_and_a_killed_rank(served, folder):
     llm = LLM(str(folder), dtype="float32", device="cpu", threads=1, max_model_len=600)
     sampling = SamplingParams(temperature=0.0, max_tokens=COUNT, ignore_eos=True)
@@ -127,6 +131,11 @@ def test_replies_and_a_killed_rank(served, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "served",
+    [SPLITS[1], pytest.param(SPLITS[0], marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 def test_a_killed_server_takes_its_ranks_along(served):
     reply = stream(served)
     assert len(served.engines()) == 3
@@ -139,6 +148,11 @@ def test_a_killed_server_takes_its_ranks_along(served):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "served",
+    [SPLITS[0], pytest.param(SPLITS[1], marks=pytest.mark.exhaustive)],
+    indirect=True,
+)
 def test_a_killed_engine_takes_its_ranks_along(served):
     (asleep,) = ranks(served)
     assert httpx.post(f"{served.url}/sleep", timeout=60).status_code == 200

@@ -2,21 +2,25 @@
 
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
+from tests.system.conftest import starter
 from tests.system.harness import Served, status_bytes, wait_until
 
 POOL = 64 << 20
 
 
-@pytest.fixture
-def server(serve, smollm2_gguf) -> Served:
-    served = serve(smollm2_gguf, "--kv-cache-memory-bytes", "64M", "--max-model-len", "1024")
-    served.wait_ready(60)
-    return served
+@pytest.fixture(scope="module")
+def server(smollm2_gguf) -> Iterator[Served]:
+    """Each test leaves it awake."""
+    with starter() as start:
+        served = start(smollm2_gguf, "--kv-cache-memory-bytes", "64M", "--max-model-len", "1024")
+        served.wait_ready(60)
+        yield served
 
 
 def post(server: Served, path: str) -> httpx.Response:

@@ -71,6 +71,7 @@ def test_what_the_agent_says_in_chinese(visit) -> None:
     visitor.send("你好")
     page.locator("#refuse").click()
     wait_until(lambda: len(visitor.server.model.requests) == 3)
+    page.locator("#consent").wait_for(state="hidden")
     page.keyboard.press("Escape")
     visitor.state("paused")
     expect(page.locator(".result")).to_have_text(
@@ -169,6 +170,7 @@ def test_one_button_pauses_and_goes_on(visit) -> None:
     expect(page.locator("#send")).to_be_disabled()
     button.click()
     wait_until(lambda: len(visitor.server.model.requests) == 2)
+    expect(button).to_have_text("Pause")
     button.click()
     visitor.state("paused")
     page.fill("#prompt", "use the keyboard")

@@ -7,6 +7,7 @@ import pytest
 
 from pagoda.config.server import ServerConfig
 from pagoda_agent.cli.main import parse_kind
+from tests.server.conftest import wait_until
 from tests.web.conftest import Visit, expect
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
@@ -38,6 +39,7 @@ def test_the_command_starts_the_agent_with_this_server_and_its_model(visit) -> N
     page = with_models(visitor, card(NAME, "image"))
     page.locator("#open-agent").press("Enter")
     command = page.locator("#agent-command")
+    expect(command).to_contain_text("agent serve")
     words = shlex.split(command.text_content())
     assert words[:3] == ["pagoda", "agent", "serve"]
     _module, parsed = parse_kind(words[2:])
@@ -50,8 +52,7 @@ def test_the_command_starts_the_agent_with_this_server_and_its_model(visit) -> N
     expect(page.locator("#agent-key")).to_be_hidden()
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.locator("#agent .copy").press("Enter")
-    copied = page.evaluate("navigator.clipboard.readText()")
-    assert copied == command.text_content()
+    wait_until(lambda: page.evaluate("navigator.clipboard.readText()") == command.text_content())
     page.keyboard.press("Escape")
     expect(page.locator("#agent")).to_be_hidden()
     assert not visitor.problems

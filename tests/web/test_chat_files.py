@@ -22,8 +22,8 @@ def attach(visitor: Visit, *files: dict[str, Any]) -> None:
     visitor.page.set_input_files("#file", list(files))
 
 
-def chips(visitor: Visit) -> list[str]:
-    return visitor.page.locator("#attachments .chip .name").all_inner_texts()
+def expect_chips(visitor: Visit, *names: str) -> None:
+    expect(visitor.page.locator("#attachments .chip .name")).to_have_text(list(names))
 
 
 def test_text_code_and_pdf_go_along(visit) -> None:
@@ -33,7 +33,7 @@ def test_text_code_and_pdf_go_along(visit) -> None:
     utf16 = file("b.txt", "宝塔".encode("utf-16"), "text/plain")
     attach(visitor, code, utf16, file("c.PDF", pdf("from a PDF", "more")))
     visitor.page.locator("#attachments .chip", has_text="2 pages").wait_for()
-    assert chips(visitor) == ["a.py", "b.txt", "c.PDF"]
+    expect_chips(visitor, "a.py", "b.txt", "c.PDF")
     visitor.send("What is this?")
     visitor.reply()
     assert prompt_of(client) == (
@@ -42,7 +42,7 @@ def test_text_code_and_pdf_go_along(visit) -> None:
         '<file name="c.PDF">\nfrom a PDF\n\nmore\n</file>\n\n'
         "What is this?\nassistant: "
     )
-    assert chips(visitor) == []
+    expect_chips(visitor)
     # The message shows them as names, and their text when asked.
     card = visitor.page.locator(".message.user details.chip", has_text="c.PDF")
     expect(card.locator("pre")).to_have_count(0)
@@ -89,7 +89,7 @@ def test_a_file_that_no_model_reads_is_refused_with_the_reason(visit) -> None:
         attach(visitor, one)
         visitor.page.locator("#toast.shown", has_text=reason).wait_for()
         expect(visitor.page.locator("#prompt")).to_have_value("kept")
-    assert chips(visitor) == []
+    expect_chips(visitor)
     # Only the browser's own word about the two that the server refused.
     assert all("status of 400" in problem for problem in visitor.problems)
 
@@ -134,7 +134,7 @@ def test_files_are_dropped_and_pasted(visit) -> None:
     page.locator("#attachments .chip", has_text="paste.md").wait_for()
     page.locator("#attachments .chip", has_text="drop.md").get_by_role("button").click()
     page.locator("#attachments .chip", has_text="drop.md").wait_for(state="detached")
-    assert chips(visitor) == ["paste.md"]
+    expect_chips(visitor, "paste.md")
     assert not visitor.problems
 
 
@@ -174,7 +174,7 @@ def test_drafts_survive_a_reload_and_a_visit_to_another_chat(visit) -> None:
     page.locator("#attachments .chip").wait_for()
     page.click("#new-chat")
     expect(page.locator("#prompt")).to_have_value("")
-    wait_until(lambda: chips(visitor) == [])
+    expect_chips(visitor)
     page.fill("#prompt", "of the new chat")
     page.reload()
     page.wait_for_selector("#pagoda:not(.locked)")
@@ -183,13 +183,13 @@ def test_drafts_survive_a_reload_and_a_visit_to_another_chat(visit) -> None:
     page.reload()
     visitor.reply()
     expect(page.locator("#prompt")).to_have_value("not sent yet")
-    wait_until(lambda: chips(visitor) == ["notes.md"])
+    expect_chips(visitor, "notes.md")
     page.press("#prompt", "Enter")
     page.locator(".bubble", has_text="not sent yet").wait_for()
     page.reload()
     visitor.reply()
     expect(page.locator("#prompt")).to_have_value("")
-    wait_until(lambda: chips(visitor) == [])
+    expect_chips(visitor)
 
 
 def test_two_tabs_keep_their_own_drafts_of_one_chat(visit) -> None:
@@ -269,7 +269,7 @@ def test_what_is_said_goes_along(visit) -> None:
     visitor.page.wait_for_timeout(300)
     button.click()
     expect(visitor.page.locator("#attachments .chip .facts")).to_have_text("sound")
-    assert chips(visitor) == ["Recording.webm"]
+    expect_chips(visitor, "Recording.webm")
     visitor.send("What is this?")
     visitor.reply()
     sound, text = bodies[0]["messages"][-1]["content"]

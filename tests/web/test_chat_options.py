@@ -33,7 +33,9 @@ def bodies_of(visitor: Visit) -> list[dict[str, Any]]:
 
 def options(visitor: Visit) -> Any:
     visitor.page.click("#open-options")
-    return visitor.page.locator("dialog#options")
+    dialog = visitor.page.locator("dialog#options")
+    dialog.wait_for()
+    return dialog
 
 
 def close(visitor: Visit) -> None:
