@@ -8,6 +8,7 @@ import httpx
 from httpx_sse import EventSource, SSEError
 
 from pagoda.base.errors import PagodaError
+from pagoda.base.words import say
 
 
 class ServerError(PagodaError):
@@ -48,7 +49,19 @@ def _payload(data: str) -> dict[str, Any]:
 
 
 def error_message(response: httpx.Response) -> str:
-    """What a failed reply says, whichever server wrote it."""
+    """What a failed reply says, whichever server wrote it; of a key, which flag gives one."""
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        url = f"{response.url.scheme}://{response.url.netloc.decode()}"
+        if "authorization" in response.request.headers:
+            return say(
+                "The server at {url} refuses the key (401); give another with --api-key or "
+                "PAGODA_API_KEY.",
+                url=url,
+            )
+        return say(
+            "The server at {url} wants a key (401); give it with --api-key or PAGODA_API_KEY.",
+            url=url,
+        )
     try:
         text = _message_of(response.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -87,7 +87,7 @@ def ask(root: str, api_key: str | None) -> Models | Loading | None:
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         return Loading(error_message(response).partition(": ")[2])
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ServerError(f"The server at {root} wants a key; give it with --api-key.", 401)
+        raise ServerError(error_message(response), 401)
     try:
         body = response.raise_for_status().json()
         cards = tuple(card for card in body["data"] if isinstance(card["id"], str))
