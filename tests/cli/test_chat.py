@@ -208,3 +208,16 @@ def test_complete_keeps_thought_apart(fake_server):
     done = pagoda("complete", "--base-url", fake_server.url, "-q", "<think> hm </think> yes")
     assert done.stdout.strip() == "yes"
     assert done.stderr.strip() == "hm"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "ftp://host", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "command", [["chat", "-q", "hi"], ["run-batch", "-i", "{file}", "-o", "{file}.out"],
+                ["bench", "serve", "--num-prompts", "1"]],
+)  # fmt: skip
+def test_what_is_no_address_is_said_so(url, command, tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    done = pagoda(*(word.format(file=file) for word in command), "--base-url", url)
+    assert done.returncode == 1
+    assert "is no address; write it as http://HOST:PORT." in done.stderr

@@ -3,11 +3,12 @@
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from httpx_sse import EventSource, SSEError
 
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.base.words import say
 
 
@@ -46,6 +47,21 @@ def _payload(data: str) -> dict[str, Any]:
     if payload.get("error"):
         raise ServerError(_message_of(payload["error"]))
     return payload
+
+
+def is_this_machine(url: str) -> bool:
+    """Whether a server's address is this machine's, to which no proxy of the environment leads.
+
+    Raises ConfigError for what is no address of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(say("{url} is no address; write it as http://HOST:PORT.", url=url))
+    return parts.hostname in ("127.0.0.1", "localhost", "::1")
 
 
 def error_message(response: httpx.Response) -> str:
