@@ -104,6 +104,8 @@ def test_every_bench_has_help(kind, capsys):
 def test_an_unknown_bench_names_the_known(capsys):
     assert main(["bench", "foo"]) == 1
     assert "llama-bench" in capsys.readouterr().err
+    assert main(["bench", "srve"]) == 1
+    assert "did you mean 'serve'?" in capsys.readouterr().err
 
 
 @pytest.fixture
