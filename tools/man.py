@@ -54,9 +54,12 @@ def _page(parser: argparse.ArgumentParser, what: str) -> str:
     page = Manpage(parser)
     page.prog = parser.prog.replace(" ", "-")
     page.description = what.rstrip(".")
+    page.synopsis = [parser.prog, *page.synopsis[len(parser.prog.split()) :]]
     page.source, page.manual = f"Pagoda {__version__}", "Pagoda's manual"
     # No date: the same sources give the same page.
-    return re.sub(r'^(\.TH \S+ "1") "[^"]*"', r'\1 ""', str(page))
+    text = re.sub(r'^(\.TH \S+ "1") "[^"]*"', r'\1 ""', str(page))
+    # Backticks of a help become bold, also around a line's end.
+    return re.sub(r"`([^`\n]+(?:\n[^`\n]+)?)`", r"\\fB\1\\fR", text)
 
 
 if __name__ == "__main__":

@@ -151,7 +151,10 @@ def test_another_kind_of_server_is_one_line(answer):
 
 def test_the_key_comes_from_flag_or_environment(fake_server, monkeypatch):
     fake_server.api_key = "sk"
-    assert "a key is needed" in pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stderr
+    none = pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stderr
+    assert "wants a key (401); give it with --api-key or PAGODA_API_KEY" in none
+    wrong = pagoda("chat", "--base-url", fake_server.url, "--api-key", "ks", "-q", "hi").stderr
+    assert f"{fake_server.url} refuses the key (401)" in wrong
     assert pagoda("chat", "--base-url", fake_server.url, "--api-key", "sk", "-q", "hi").stdout
     monkeypatch.setenv("PAGODA_API_KEY", "sk")
     assert pagoda("chat", "--base-url", fake_server.url, "-q", "hi").stdout
@@ -167,7 +170,7 @@ def test_a_local_server_that_wants_a_key_says_so(fake_server):
     fake_server.api_key = "sk"
     done = pagoda("chat", "--port", str(fake_server.server_address[1]), "-q", "hi")
     assert done.returncode == 1
-    assert "a key is needed" in done.stderr
+    assert "--api-key" in done.stderr
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
@@ -205,3 +208,16 @@ def test_complete_keeps_thought_apart(fake_server):
     done = pagoda("complete", "--base-url", fake_server.url, "-q", "<think> hm </think> yes")
     assert done.stdout.strip() == "yes"
     assert done.stderr.strip() == "hm"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "ftp://host", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "command", [["chat", "-q", "hi"], ["run-batch", "-i", "{file}", "-o", "{file}.out"],
+                ["bench", "serve", "--num-prompts", "1"]],
+)  # fmt: skip
+def test_what_is_no_address_is_said_so(url, command, tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_text('{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}\n')
+    done = pagoda(*(word.format(file=file) for word in command), "--base-url", url)
+    assert done.returncode == 1
+    assert "is no address; write it as http://HOST:PORT." in done.stderr

@@ -1,6 +1,7 @@
 """The command itself: overview, version, errors, and what it imports."""
 
 import importlib
+import os
 import subprocess
 import sys
 
@@ -44,6 +45,26 @@ def test_a_command_like_no_other_is_answered_with_all_of_them(capsys):
     assert all(name in error for name in COMMANDS)
 
 
+@pytest.mark.parametrize("model", ["smollm2", "Qwen/Qwen3-8B", "Qwen3-8B"])
+def test_a_model_without_a_command_is_answered_with_those_for_it(model, capsys):
+    assert main([model]) == 2
+    error = capsys.readouterr().err
+    assert f"`pagoda serve {model}`" in error and f"`pagoda chat {model}`" in error
+
+
+def test_a_folder_of_a_model_is_one_and_others_are_not(tmp_path, capsys):
+    main([str(tmp_path)])
+    assert "there is no command" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text("{}")
+    main([str(tmp_path)])
+    assert "is a model" in capsys.readouterr().err
+
+
+def test_a_flag_without_a_command_is_answered_with_one(capsys):
+    assert main(["--port", "80"]) == 2
+    assert "`pagoda serve --port`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("word", ["-v", "-V", "version"])
 def test_other_words_for_the_version(word, capsys):
     assert main([word]) == 0
@@ -83,6 +104,8 @@ def test_every_bench_has_help(kind, capsys):
 def test_an_unknown_bench_names_the_known(capsys):
     assert main(["bench", "foo"]) == 1
     assert "llama-bench" in capsys.readouterr().err
+    assert main(["bench", "srve"]) == 1
+    assert "did you mean 'serve'?" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -101,6 +124,14 @@ def test_an_error_is_one_line(failing, capsys):
     assert main(["pull", "x/y"]) == 1
     error = capsys.readouterr().err
     assert error == "pagoda pull: The hub cannot be reached; check the network.\n"
+
+
+def test_a_file_that_cannot_be_written_is_named(failing, capsys):
+    error = PermissionError(13, "Permission denied", "/keys")
+    error.filename2 = None  # as `whole_file` leaves it
+    failing(error)
+    assert main(["pull", "x/y"]) == 1
+    assert capsys.readouterr().err == "pagoda pull: /keys: Permission denied.\n"
 
 
 def test_a_bug_is_one_line_too(failing, capsys):
@@ -140,6 +171,16 @@ def test_a_closed_pipe_is_no_error():
     command = f'{sys.executable} -c "{script}" | true; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("closed", "encoding"), [(">&-", "utf-8"), ("", "ascii")])
+def test_an_output_that_cannot_take_all_is_no_error(closed, encoding):
+    script = "import sys; from pagoda.cli.main import main; sys.exit(main(['--help', '--lang=zh']))"
+    command = f'{sys.executable} -c "{script}" {closed}'
+    env = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert closed or "OpenAI" in done.stdout
 
 
 @pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["pull", "--help"]])

@@ -30,6 +30,17 @@ def test_a_page_has_each_flag_that_help_shows(pages):
                 assert all(flag in text for flag in action.option_strings), (name, action.dest)
 
 
+def test_a_synopsis_begins_with_the_whole_command(pages):
+    for name, text in pages.items():
+        command = name.replace("pagoda-bench-", "pagoda bench ").replace("pagoda-", "pagoda ")
+        assert f".SH SYNOPSIS\n.B {command}\n" in text.replace("\\-", "-"), name
+
+
+def test_what_help_has_in_backticks_is_bold(pages):
+    assert not [name for name, text in pages.items() if "`" in text]
+    assert "\\fBhf:org/name[:file or quant]\\fR" in pages["pagoda-serve"]
+
+
 @pytest.mark.skipif(shutil.which("lexgrog") is None, reason="man-db is not installed")
 def test_man_finds_and_shows_them(tmp_path: Path):
     """`apropos` knows a page by its NAME; what troff can't read it warns of."""

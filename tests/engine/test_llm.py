@@ -4,11 +4,18 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 
 import pytest
 
 from pagoda import LLM, SamplingParams
-from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
+from pagoda.base.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    RequestError,
+    SourceError,
+)
 
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
@@ -186,6 +193,37 @@ def test_unknown_arguments_name_the_nearest():
         LLM(model="nowhere", max_model_length=5)
     with pytest.raises(ConfigError, match="max_num_seqs"):
         LLM(model="nowhere", max_num_seqs=2.5)
+
+
+def frames(error):
+    """Functions of the traceback, and whether an error stands behind it."""
+    found = traceback.TracebackException.from_exception(error)
+    return [frame.name for frame in found.stack], found.__cause__ or (
+        None if found.__suppress_context__ else found.__context__
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"model": "nowhere"}, SourceError, "no file or folder 'nowhere'"),
+        ({"model": "smollm2", "max_len": 5}, ConfigError, "did you mean 'max_model_len'"),
+        ({"model": 5}, ConfigError, "Expected `str`"),
+        ({"model": "{folder}"}, CheckpointError, "not valid JSON"),
+    ],
+)
+def test_a_load_that_fails_shows_the_call_alone(options, error, words, tmp_path, monkeypatch):
+    (tmp_path / "config.json").write_text('{"architectures":')
+    name = options["model"]
+    model = name.format(folder=tmp_path) if isinstance(name, str) else name
+    with pytest.raises(error, match=words) as caught:
+        LLM(**options | {"model": model})
+    names, behind = frames(caught.value)
+    assert names[1:] == ["__init__"] and behind is None
+    monkeypatch.setenv("PAGODA_DEBUG", "1")
+    with pytest.raises(error) as caught:
+        LLM(**options | {"model": model})
+    assert len(frames(caught.value)[0]) > 2
 
 
 def test_a_script_leaves_nothing_behind(tiny_chat_model):

@@ -1,6 +1,7 @@
 """Which known word somebody meant who mistyped one."""
 
 import difflib
+import re
 from collections.abc import Collection, Iterable
 
 # One slip in so many letters: `bogus` is not `verbose`, and `generate` is not `serve`.
@@ -8,14 +9,16 @@ _LETTERS_PER_SLIP = 3
 
 
 def nearest(word: str, *groups: Iterable[str]) -> str | None:
-    """The known word that `word` is a misspelling or the first half of, or None.
+    """The known word that `word` is a misspelling or the first half of, or that has its parts
+    (`max_len` is `max_model_len`); or None.
 
-    An earlier group wins as soon as it has one that is near. Dashes in front do not count.
+    An earlier group wins as soon as it has one that is near, among words that have the parts the
+    first. Dashes in front do not count.
     """
     typed = word.lstrip("-")
     limit = len(typed) // _LETTERS_PER_SLIP
     for group in groups:
-        known = sorted(set(group))
+        known = list(dict.fromkeys(group))
         by_slips = [(edit_distance(typed, name.lstrip("-")), name) for name in known]
         close = [entry for entry in by_slips if entry[0] <= limit]
         if limit and close:
@@ -23,6 +26,8 @@ def nearest(word: str, *groups: Iterable[str]) -> str | None:
         begun = [name for name in known if _begins(typed, name.lstrip("-"))]
         if begun:
             return min(begun, key=len)
+        if whole := next((name for name in known if _has_parts(typed, name.lstrip("-"))), None):
+            return whole
     return None
 
 
@@ -53,3 +58,9 @@ def edit_distance(first: str, second: str) -> int:
 
 def _begins(typed: str, name: str) -> bool:
     return name.startswith(typed) and 2 * len(typed) >= len(name)
+
+
+def _has_parts(typed: str, name: str) -> bool:
+    """Whether two words or more are all in the name, in their order."""
+    parts, left = re.split("[-_]", typed), iter(re.split("[-_]", name))
+    return len(parts) > 1 and all(part in left for part in parts)

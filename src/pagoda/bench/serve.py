@@ -18,7 +18,7 @@ from pagoda.bench.client import LoadClient, Prompt, ServerTokenizer, first_model
 from pagoda.bench.datasets import DatasetConfig, load_dataset
 from pagoda.bench.guesses import read_guesses, summarize_guesses
 from pagoda.bench.serving_table import serving_table
-from pagoda.bench.sse import ServerError
+from pagoda.bench.sse import ServerError, is_this_machine
 from pagoda.bench.stats import METRICS, RequestRecord, summarize
 from pagoda.config.option import Options, option
 
@@ -165,7 +165,7 @@ async def _http(load: LoadConfig) -> AsyncIterator[httpx.AsyncClient]:
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
     headers |= _pairs(load.header, "--header")
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    local = httpx.URL(load.url).host in ("127.0.0.1", "localhost", "::1")
+    local = is_this_machine(load.url)
     async with httpx.AsyncClient(
         base_url=load.url, headers=headers, timeout=None, limits=limits, trust_env=not local
     ) as http:

@@ -3,11 +3,13 @@
 import json
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 from httpx_sse import EventSource, SSEError
 
-from pagoda.base.errors import PagodaError
+from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.words import say
 
 
 class ServerError(PagodaError):
@@ -47,8 +49,35 @@ def _payload(data: str) -> dict[str, Any]:
     return payload
 
 
+def is_this_machine(url: str) -> bool:
+    """Whether a server's address is this machine's, to which no proxy of the environment leads.
+
+    Raises ConfigError for what is no address of a server.
+    """
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError(say("{url} is no address; write it as http://HOST:PORT.", url=url))
+    return parts.hostname in ("127.0.0.1", "localhost", "::1")
+
+
 def error_message(response: httpx.Response) -> str:
-    """What a failed reply says, whichever server wrote it."""
+    """What a failed reply says, whichever server wrote it; of a key, which flag gives one."""
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        url = f"{response.url.scheme}://{response.url.netloc.decode()}"
+        if "authorization" in response.request.headers:
+            return say(
+                "The server at {url} refuses the key (401); give another with --api-key or "
+                "PAGODA_API_KEY.",
+                url=url,
+            )
+        return say(
+            "The server at {url} wants a key (401); give it with --api-key or PAGODA_API_KEY.",
+            url=url,
+        )
     try:
         text = _message_of(response.json()["error"])
     except (ValueError, KeyError, TypeError):

@@ -5,6 +5,7 @@ import importlib
 from types import ModuleType
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.near import nearest
 from pagoda.base.words import say, with_semicolons
 
 USAGE = (
@@ -45,6 +46,10 @@ def run(args: argparse.Namespace) -> int:
         known = ", ".join(KINDS)
         if not kind:
             raise ConfigError(say("Name a bench; there are: {known}.", known=known))
+        if close := nearest(kind, KINDS):
+            raise ConfigError(
+                say("There is no bench {kind!r}; did you mean {close!r}?", kind=kind, close=close)
+            )
         raise ConfigError(
             say("There is no bench {kind!r}; there are: {known}.", kind=kind, known=known)
         )

@@ -15,8 +15,11 @@ from pagoda.config.sampling import NUMBERS
 
 _DEFAULT_PORT = 8000
 # Also as llama-cli spells them.
-_FLAGS = {number.name: number.flags for number in NUMBERS} | {
-    "max_tokens": ("--max-tokens", "-n", "--predict", "--n-predict"),
+_FLAGS = {number.name: (number.flags, number.doc) for number in NUMBERS} | {
+    "max_tokens": (
+        ("--max-tokens", "-n", "--predict", "--n-predict"),
+        "Most tokens of a reply; -1 is as many as fit.",
+    ),
 }
 
 
@@ -31,9 +34,9 @@ def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--model-name", metavar="NAME", help="one of the server's models")
     where.add_argument("--api-key", metavar="KEY", help="key for the server; also PAGODA_API_KEY")
     sampling = parser.add_argument_group("sampling", "By default as the model or server has it.")
-    for name, flags in _FLAGS.items():
+    for name, (flags, text) in _FLAGS.items():
         kind = OPTIONS[name]
-        sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X")
+        sampling.add_argument(*flags, type=kind, metavar="N" if kind is int else "X", help=text)
     add_engine_flags(parser)
     add_compat_flags(parser)
 

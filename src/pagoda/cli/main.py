@@ -1,10 +1,12 @@
 """The `pagoda` command: finds the subcommand and turns every error into one line."""
 
 import importlib
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -46,10 +48,14 @@ _INTERRUPTED = 128 + signal.SIGINT
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line. Returns the exit status: 0, 1 (failed), 2 (usage) or 130 (Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        # What the terminal's encoding has not, such as an emoji in GBK, is shown as `?`.
+        sys.stdout.reconfigure(errors="replace")
     try:
         status = _run(words)
-        # Here, where a reader that left is no error; at exit it would be.
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            # Here, where a reader that left is no error; at exit it would be.
+            sys.stdout.flush()
         return status
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -58,14 +64,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         # when it flushes stdout at exit, so stdout goes nowhere from here.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (PagodaError, OSError) as error:
+    except PagodaError as error:
         return _report(words, message_of(error), error)
+    except OSError as error:
+        return _report(words, _fault(error), error)
     except Exception as error:  # noqa: BLE001 - the process's edge
         if _of_interrupt(error):
             return _INTERRUPTED
         what = f"{type(error).__name__}: {error}"
         text = say("{what} (a bug; PAGODA_DEBUG=1 shows where)", what=what)
         return _report(words, text, error)
+
+
+def _fault(error: OSError) -> str:
+    """What it says, without Python's number; standard output that is full has no name."""
+    reason = error.strerror or str(error)
+    return f"{error.filename}: {reason}." if error.filename else f"{reason}."
 
 
 def _of_interrupt(error: BaseException) -> bool:
@@ -85,6 +99,11 @@ def _run(words: list[str]) -> int:
     speak(language)
     if len(words) > 1 and words[0] == "help":
         words = [words[1], "--help"]
+    if words and words[0].startswith("--help="):
+        words = ["--help", words[0].removeprefix("--help=")]
+    if len(words) > 1 and words[0] in _HELP_FLAGS and words[1] != "all":
+        # A word that is no command is looked for in the flags of serve, which has most of them.
+        words = [words[1], "--help"] if words[1] in COMMANDS else ["serve", f"--help={words[1]}"]
     if not words or words[0] in _HELP_FLAGS:
         print(_overview())
         return 0 if words else _USAGE_ERROR
@@ -154,18 +173,42 @@ def _overview() -> str:
 
 
 # As other programs for models call what they do.
-_SYNONYMS = {"run": "chat", "start": "serve", "ls": "list", "show": "doctor", "remove": "rm"}
+_SYNONYMS = {
+    "run": "chat", "start": "serve", "server": "serve", "ls": "list",
+    "show": "doctor", "info": "doctor", "check": "doctor", "remove": "rm", "delete": "rm",
+    "download": "pull", "benchmark": "bench", "collect-env": "doctor",
+}  # fmt: skip
 
 
 def _unknown(name: str) -> int:
     close = _SYNONYMS.get(name) or nearest(name, COMMANDS)
-    if close:
+    if name.startswith("-"):
+        text = tell("flags follow a command, as in `pagoda serve {flag}`.", flag=name)
+    elif _is_model(name):
+        text = tell(
+            "{name!r} is a model, not a command: `pagoda serve {name}` serves it, "
+            "`pagoda chat {name}` chats with it.",
+            name=name,
+        )
+    elif close:
         text = tell("there is no command {name!r}; did you mean {close!r}?", name=name, close=close)
     else:
         known = ", ".join(COMMANDS)
         text = tell("there is no command {name!r}; there are: {known}.", name=name, known=known)
     print(f"pagoda: {text}", file=sys.stderr)
     return _USAGE_ERROR
+
+
+def _is_model(name: str) -> bool:
+    """Whether it is a model on this machine, an alias, or looks like one of the hub."""
+    from pagoda.weights.files import open_model
+    from pagoda.weights.source import parse_ref
+
+    try:
+        found = parse_ref(name)
+        return found.kind != "local" or bool(open_model(Path(found.name)))
+    except PagodaError:
+        return False
 
 
 def _report(words: list[str], text: str, error: Exception) -> int:

@@ -106,6 +106,8 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
     """A client of --base-url, or of a server inside this process."""
     import httpx
 
+    from pagoda.bench.sse import is_this_machine
+
     key = args.api_key or env.get("PAGODA_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     limits = httpx.Limits(max_connections=None)
@@ -113,7 +115,11 @@ async def _client(args: argparse.Namespace) -> AsyncIterator["httpx.AsyncClient"
         url = args.base_url.rstrip("/").removesuffix("/v1")
         timeout = httpx.Timeout(None, connect=5.0)
         async with httpx.AsyncClient(
-            base_url=url, headers=headers, timeout=timeout, limits=limits
+            base_url=url,
+            headers=headers,
+            timeout=timeout,
+            limits=limits,
+            trust_env=not is_this_machine(url),
         ) as client:
             yield client
         return

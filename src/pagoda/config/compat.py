@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from pagoda.base.errors import ConfigError
@@ -39,7 +39,8 @@ def add_compat_flags(parser: argparse.ArgumentParser) -> None:
         if action.dest == "quantization":
             action.choices = None  # `_quantization_answers` knows more about them
         if action.dest in FOREIGN_VALUES and action.choices is not None:
-            action.choices = (*action.choices, *FOREIGN_VALUES[action.dest])
+            action.choices = _Choices(action.choices)
+            action.choices.foreign = FOREIGN_VALUES[action.dest]
 
 
 def answers(namespace: argparse.Namespace) -> list[str]:
@@ -55,6 +56,15 @@ def answers(namespace: argparse.Namespace) -> list[str]:
         *_value_answers(namespace),
         *_quantization_answers(namespace),
     ]
+
+
+class _Choices(tuple[str, ...]):
+    """Ours; values that only others know pass, and `_value_answers` answers them."""
+
+    foreign: Container[str]
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or value in self.foreign
 
 
 class _Means(MergeJson):

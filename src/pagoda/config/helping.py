@@ -4,23 +4,27 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pagoda.base.words import say
+from pagoda.base.words import say, told
 
 _ALL = "all"
+_VLLM_GROUPS = {"frontend": "server", "multimodal": "media"}
 
 
 class HelpAction(argparse.Action):
     """`--help` shows the usual flags, `--help=all` every one, `--help=WORD` a group or the flags
-    with WORD in their names, as vLLM has it."""
+    with WORD in their names or texts, as vLLM has it. Without usual flags all are shown, and
+    nothing is said of words."""
 
     def __init__(
         self, option_strings: Sequence[str], dest: str, usual: Sequence[str] = (), **_: Any
     ):
         super().__init__(
             option_strings, argparse.SUPPRESS, nargs="?", const="", default=argparse.SUPPRESS,
-            metavar="all|WORD",
+            metavar="all|WORD" if usual else "",
             help="these flags; with `all` every one, with a WORD those of that group or with that "
-            "word in their names",
+            "word in their names or descriptions"
+            if usual
+            else "show this help message and exit",
         )  # fmt: skip
         self._usual = usual
 
@@ -37,36 +41,43 @@ class HelpAction(argparse.Action):
 
 def help_of(parser: argparse.ArgumentParser, usual: Sequence[str], word: str) -> str:
     """What `--help` shows: with "" the usual flags, with "all" every one, else those that have to
-    do with the word."""
-    if word == _ALL:
+    do with the word, or, where none has, as with ""."""
+    found = _found(parser, word.lstrip("-").replace("_", "-").lower()) if word else []
+    if word == _ALL or not (usual or found):
         return parser.format_help()
     formatter = parser._get_formatter()
     formatter.add_usage(parser.usage, parser._actions, parser._mutually_exclusive_groups)
     formatter.add_text(parser.description)
-    if word:
-        found = list(_found(parser, word.lstrip("-").replace("_", "-").lower()))
-        for title, actions in found:
-            _add(formatter, title, actions)
-        if not found:
-            nothing = say("No flag and no group of flags has {word!r} in its name.", word=word)
-            formatter.add_text(nothing)
-    else:
+    for title, actions in found:
+        _add(formatter, title, actions)
+    if word and not found:
+        formatter.add_text(say("No flag has to do with {word!r}.", word=word))
+    if not found:
         _add(formatter, *_positionals(parser))
         _add(formatter, say("usual flags"), [_action(parser, flag) for flag in usual])
-    formatter.add_text(_more(parser))
-    if not word:
+    if usual:
+        formatter.add_text(_more(parser))
+    if not found:
         formatter.add_text(parser.epilog)
     return formatter.format_help()
 
 
-def _found(
-    parser: argparse.ArgumentParser, word: str
-) -> Iterator[tuple[str, list[argparse.Action]]]:
-    for title, actions in _groups(parser):
-        if title != word:
-            actions = [action for action in actions if _is_named(action, word)]
-        if actions:
-            yield title, actions
+def _found(parser: argparse.ArgumentParser, word: str) -> list[tuple[str, list[argparse.Action]]]:
+    """A group of that name and flags of others with the word in their names; where there are none,
+    flags with it in their texts."""
+    name = word.removesuffix("config")
+    name = _VLLM_GROUPS.get(name, name)
+    groups = list(_groups(parser))
+    found = [
+        (title, actions if title == name else [each for each in actions if _is_named(each, name)])
+        for title, actions in groups
+    ]
+    if not any(actions for _, actions in found):
+        found = [
+            (title, [each for each in actions if word in told(each.help or "").lower()])
+            for title, actions in groups
+        ]
+    return [(title, actions) for title, actions in found if actions]
 
 
 def _is_named(action: argparse.Action, word: str) -> bool:
@@ -102,7 +113,7 @@ def _more(parser: argparse.ArgumentParser) -> str:
     count = sum(len(actions) for title, actions in _groups(parser) if title != positionals)
     return say(
         "`{program} --help=all` shows all {count} flags, --help=WORD a group of them ({titles}) or "
-        "those with WORD in their names.",
+        "those with WORD in their names or descriptions.",
         program=parser.prog,
         count=count,
         titles=", ".join(titles),

@@ -66,6 +66,7 @@ class _HelpFormatter(argparse.HelpFormatter):
             positive = [flag for flag in flags if not flag.startswith("--no-")]
             return ", ".join(flag.replace("--", "--[no-]", 1) for flag in positive)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        value = "" if action.metavar == "" else value
         return ", ".join(flags) + (f" {value}" if value else "")
 
 
@@ -77,11 +78,11 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(
             allow_abbrev=False,
             formatter_class=_HelpFormatter,
-            add_help=not usual,
+            add_help=False,
             **kwargs,
         )
-        if usual:
-            self.add_argument("-h", "--help", action=HelpAction, usual=(*usual, "--lang"))
+        usual = (*usual, "--lang") if usual else ()
+        self.add_argument("-h", "--help", action=HelpAction, usual=usual)
         # `pagoda` reads it before there is a parser.
         self.add_argument(
             "--lang", choices=LANGUAGES, default=argparse.SUPPRESS,
@@ -129,6 +130,20 @@ class FlagParser(argparse.ArgumentParser):
         """No beginning of a flag stands for it, and no value is glued to one: argparse would read
         `-mmprj FILE` as `--model mprj`, and `-p TEXT` as `-pp TEXT`."""
         return []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """argparse's, with the nearest of the choices first."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            if close := nearest(str(value), known):
+                text = tell(
+                    "invalid choice: {value!r}; did you mean {close!r}? (choose from {choices})",
+                    value=value,
+                    close=close,
+                    choices=", ".join(known),
+                )
+                raise argparse.ArgumentError(action, text)
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         more = tell("See `{program} --help`.", program=self.prog)

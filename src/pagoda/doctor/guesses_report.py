@@ -33,11 +33,12 @@ def guess_lines(guesses: Guesses | None) -> list[str]:
             flags=best.flags,
         )
     in_use = say(
-        "nothing guesses" if guesses.method == "none" else "{method} guesses",
+        "off" if guesses.method == "none" else "{method} is on",
         method=guesses.method,
     )
     first = say(
-        "guesses (estimate, if {right:g} of 10 come true): {in_use} ({why}); {advice}",
+        "speculation (tokens guessed ahead; estimate, if {right:g} of 10 guesses are right): "
+        "{in_use} ({why}); {advice}",
         right=CHANCE * 10,
         in_use=in_use,
         why=guesses.why,
@@ -76,7 +77,9 @@ def _way_json(way: Way) -> dict[str, Any]:
 
 def _line(way: Way) -> str:
     said = say(
-        "{way}: {from_what}, up to {most} tokens at a time" if way.most else "{way}: {from_what}",
+        "{way} guesses from {from_what}, up to {most} tokens at a time"
+        if way.most
+        else "{way} guesses from {from_what}",
         way=way.flags or way.method,
         from_what=WORDS[way.method],
         most=way.most,
@@ -96,7 +99,7 @@ def _speed(way: Way, decode: Range) -> str:
         return say("none would be verified, as a guess costs more than it gains")
     low, high = (f"{bound:,.0f}" if bound >= 10 else f"{bound:.1f}" for bound in decode)
     return say(
-        "{low} to {high} tokens/s where a reply repeats them, and as without elsewhere"
+        "{low} to {high} tokens/s where a reply repeats it, no faster elsewhere"
         if way.copies
         else "{low} to {high} tokens/s on any text",
         low=low,

@@ -229,7 +229,9 @@ def _users(answer: Answer) -> str:
     if not users.longest:  # not even their steps fit: how many do is said by the remedies
         return line
     return say(
-        "{line}; up to {users} of that length, or {tokens:,} tokens for each",
+        "{line}; up to {users} of that length, or {tokens:,} tokens for each"
+        if users.most_users
+        else "{line}; not one of that length fits; {tokens:,} tokens for each would",
         line=line,
         users=_users_counted(users.most_users),
         tokens=users.longest,

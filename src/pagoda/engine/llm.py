@@ -7,7 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeGuard
 
-from pagoda.base.errors import ConfigError, ContextLengthError, RequestError
+from pagoda.base import env
+from pagoda.base.errors import ConfigError, ContextLengthError, PagodaError, RequestError
 from pagoda.base.log import get_logger
 from pagoda.core.lora import LoRARequest
 from pagoda.core.messages import AbortRequests, AddRequest, EngineProgress, RequestDelta
@@ -68,13 +69,21 @@ class LLM:
 
     Takes what `pagoda serve` takes, as keyword arguments: dtype, max_model_len,
     gpu_memory_utilization, seed, max_num_seqs, ... Raises ConfigError for an argument that is
-    not known, and what loading raises: SourceError, CheckpointError, CapacityError.
+    not known, and what loading raises: SourceError, CheckpointError, CapacityError. Their
+    tracebacks show the call alone; with PAGODA_DEBUG=1 all of it.
     """
 
     def __init__(self, model: str, tokenizer: str | None = None, **options: Any):
+        try:
+            self._load({"model": model, "tokenizer": tokenizer, **options})
+        except PagodaError as error:
+            if env.get("PAGODA_DEBUG"):
+                raise
+            raise error.with_traceback(None) from None
+
+    def _load(self, options: dict[str, Any]) -> None:
         # Nobody reads along here, so that prompts need not wait for replies.
-        options = {"max_step_ms": 0, **options}
-        config = engine_config({"model": model, "tokenizer": tokenizer, **options})
+        config = engine_config({"max_step_ms": 0, **options})
         if config.cache.kv_transfer.is_on:
             raise ConfigError(
                 "LLM() neither gives nor fetches KV blocks: pagoda serve has --kv-transfer-config."

@@ -176,6 +176,8 @@ def test_spellings(words, plain):
     [
         ("--max-model-len 4x", "not a size"),
         ("--dtype int3", "invalid choice"),
+        ("--kv-cache-dtype int9", "did you mean 'int8'?"),
+        ("--max-len 4", "did you mean --max-model-len?"),
         ("--port x", "'x' is not a whole number."),
         ("--gpu-memory-utilization x", "not a number"),
         ("--override-generation-config {", "single quotes"),

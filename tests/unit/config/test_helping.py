@@ -3,6 +3,7 @@
 import pytest
 
 from pagoda.cli.main import COMMANDS, main
+from tests.cli.messages import parsers
 
 LONG = ("serve", "chat", "complete", "run-batch", "doctor", "simulate")
 
@@ -45,7 +46,37 @@ def test_the_name_of_a_group_shows_the_group(capsys):
     assert "--max-loras" in out and "--port" not in out
 
 
-def test_a_word_that_nothing_has_is_answered_with_the_groups(capsys):
-    out = shown(capsys, "serve", "--help=smollm2")
-    assert "No flag and no group of flags has 'smollm2' in its name." in out
+def test_a_word_that_nothing_has_is_answered_with_the_usual_help(capsys):
+    out = shown(capsys, "serve", "--help=xyzzy")
+    assert "No flag has to do with 'xyzzy'." in out and "usual flags:" in out
     assert "model, cache, scheduler" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("word", ["AdapterConfig", "adapter"])
+def test_a_group_may_be_named_as_vllm_names_it(word, capsys):
+    assert "--max-loras" in shown(capsys, "serve", f"--help={word}")
+
+
+def test_a_word_that_no_name_has_is_looked_for_in_the_texts(capsys):
+    out = shown(capsys, "serve", "--help=Affinity")
+    assert "--threads" in out and "--port" not in out
+
+
+@pytest.mark.parametrize("words", [["ps", "--help=all"], ["bench", "serve", "--help", "all"]])
+def test_a_small_command_shows_all_it_has(words, capsys):
+    bare = [*words[:-1], "--help"] if words[-1] == "--help=all" else words[:-1]
+    assert shown(capsys, *words) == shown(capsys, *bare)
+
+
+def test_the_command_itself_takes_words_too(capsys):
+    assert main(["--help=all"]) == 0
+    assert "commands:" in capsys.readouterr().out
+    assert shown(capsys, "--help=pull") == shown(capsys, "pull", "--help")
+    assert shown(capsys, "--help", "kv-cache") == shown(capsys, "serve", "--help=kv-cache")
+
+
+@pytest.mark.parametrize("name", parsers())
+def test_every_flag_says_what_it_does(name):
+    silent = [action.option_strings or action.dest
+              for action in parsers()[name]._actions if not action.help]  # fmt: skip
+    assert not silent

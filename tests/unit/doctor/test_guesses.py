@@ -77,10 +77,10 @@ def test_a_head_on_a_gpu(tmp_path):
     copied = ways["--spec-method suffix"]
     assert copied.copies and copied.decode_range > fast.decode_range
     text = "\n".join(lines(made, [], False, 300))
-    assert "nothing guesses (default on cuda); use --mode fast" in text
+    assert ": off (default on cuda); use --mode fast" in text
     low, high = (f"{bound:,.0f}" for bound in fast.decode_range)
     assert f"up to 4 tokens at a time; {low} to {high} tokens/s on any text" in text
-    assert "suffix: what stood in the request or in recent replies" in text
+    assert "suffix guesses from what stood in the request or in recent replies" in text
     said = as_json(made, [])["guesses"]
     assert said["use"] == "--mode fast" and said["chance"] == 0.8
     assert [way["flags"] for way in said["ways"]] == list(ways)
@@ -125,7 +125,7 @@ def test_on_a_cpu_copies_are_guessed_by_default(tmp_path):
     assert way.times == pytest.approx(times) and 1.5 < times < 4
     assert way.decode_range == pytest.approx([times * bound for bound in one.decode_range])
     text = "\n".join(lines(made, [], False, 300))
-    assert "where a reply repeats them, and as without elsewhere" in text
+    assert "where a reply repeats it, no faster elsewhere" in text
 
 
 def test_guesses_that_cost_more_than_they_gain(tmp_path):
@@ -212,7 +212,7 @@ def test_a_model_that_is_named_is_planned(tmp_path, hardware, measured):
     assert (way.method, way.most) == ("draft", 5) and made.guesses.best is way
     assert 1.2 < way.times < tokens_of_step(5)
     text = "\n".join(lines(made, [], False, 300))
-    assert "draft guesses" in text and "the draft model, up to 5 tokens at a time; " in text
+    assert "draft is on" in text and "the draft model, up to 5 tokens at a time; " in text
     assert "--spec-method suffix" in ways_of(made)
 
 
@@ -229,4 +229,4 @@ def test_a_head_of_another_checkpoint(tmp_path):
     added = made.resolution.plan.weights - plain.weights
     assert (way.method, way.most) == ("eagle3", 3) and 0 < added <= way.memory < added + 100e6
     assert way.gains and list(ways_of(with_head)) == ["in use", "--spec-method suffix"]
-    assert "eagle3 guesses" in "\n".join(lines(with_head, [], False, 300))
+    assert "eagle3 is on" in "\n".join(lines(with_head, [], False, 300))

@@ -13,6 +13,7 @@ from pagoda.doctor.machine.hardware import elsewhere
 from pagoda.doctor.model_report import as_json, lines
 from pagoda.doctor.need import needed
 from pagoda.doctor.plot import draw
+from pagoda.doctor.remedies.search import remedies
 from pagoda.doctor.subject import find_subject, with_draft_model
 from pagoda.doctor.users import Users
 from pagoda.planner.memory.tensors import parameter_count
@@ -80,6 +81,14 @@ def test_users_of_a_model_that_does_not_fit_alone_get_no_numbers(tmp_path):
     made = answer(subject, box(8), asked(subject), users=Users(20, 8000))
     text = "\n".join(lines(made, [], False, 100))
     assert "does not fit here" in text and "up to 0 users" not in text
+
+
+def test_a_context_that_holds_nobody_is_answered_with_one_that_fits(tmp_path):
+    subject = subject_of(tmp_path, LLAMA)
+    made = answer(subject, box(64), asked(subject), users=Users(2, 9_000_000))
+    text = "\n".join(lines(made, [], False, 300))
+    assert "not one of that length fits" in text and "up to 0 users" not in text
+    assert [each.words for each in remedies(made) if each.words.startswith("2 users of up to")]
 
 
 def test_a_draft_model_is_counted(tmp_path):

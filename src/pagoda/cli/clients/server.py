@@ -12,7 +12,7 @@ import httpx
 
 from pagoda.base import env, runfile
 from pagoda.base.errors import ConfigError, PagodaError
-from pagoda.bench.sse import ServerError, error_message, transport_message
+from pagoda.bench.sse import ServerError, error_message, is_this_machine, transport_message
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _ASK_EVERY = 0.3
@@ -60,12 +60,8 @@ def root_of(url: str) -> str:
     Raises ConfigError for what is no address.
     """
     url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
-    try:
-        if httpx.URL(url).host:
-            return url
-    except httpx.InvalidURL:
-        pass
-    raise ConfigError(f"{url} is no address; write it as http://HOST:PORT.")
+    is_this_machine(url)
+    return url
 
 
 def ask(root: str, api_key: str | None) -> Models | Loading | None:
@@ -74,11 +70,12 @@ def ask(root: str, api_key: str | None) -> Models | Loading | None:
     Raises ServerError for a server that refuses the key or is of another kind.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    # A proxy from the environment never leads to this machine.
-    local = httpx.URL(root).host in ("127.0.0.1", "localhost", "::1")
     try:
         response = httpx.get(
-            f"{root}/v1/models", headers=headers, timeout=_TIMEOUT, trust_env=not local
+            f"{root}/v1/models",
+            headers=headers,
+            timeout=_TIMEOUT,
+            trust_env=not is_this_machine(root),
         )
     except httpx.ConnectError:
         return None
@@ -87,7 +84,7 @@ def ask(root: str, api_key: str | None) -> Models | Loading | None:
     if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
         return Loading(error_message(response).partition(": ")[2])
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise ServerError(f"The server at {root} wants a key; give it with --api-key.", 401)
+        raise ServerError(error_message(response), 401)
     try:
         body = response.raise_for_status().json()
         cards = tuple(card for card in body["data"] if isinstance(card["id"], str))

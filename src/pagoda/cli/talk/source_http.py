@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from pagoda.base.errors import ConfigError
-from pagoda.bench.sse import ServerError, error_message, events, transport_message
+from pagoda.bench.sse import ServerError, error_message, events, is_this_machine, transport_message
 from pagoda.cli.talk.source import Clock, Piece, Usage, piece_of
 from pagoda.config.sampling import NUMBERS
 from pagoda.text.parsers.select import parser_for
@@ -37,8 +37,7 @@ class HttpSource:
 
         Raises ServerError if it does not answer, ConfigError for a model it does not serve.
         """
-        local = _host(base_url) in ("127.0.0.1", "localhost", "::1")
-        client = _client(api_key, _CONNECT_SECONDS, local)
+        client = _client(api_key, _CONNECT_SECONDS, is_this_machine(base_url))
         try:
             cards = await _models(client, base_url)
             card = _choose(cards, model, base_url)
@@ -147,13 +146,6 @@ async def find_local(port: int, model: str | None, api_key: str | None) -> HttpS
     source = HttpSource(client, url, card)
     await source.ask_defaults()
     return source
-
-
-def _host(url: str) -> str:
-    try:
-        return httpx.URL(url).host
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{url} is no usable address: {error}.") from error
 
 
 def _client(api_key: str | None, connect: float, local: bool) -> httpx.AsyncClient:

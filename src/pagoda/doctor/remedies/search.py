@@ -172,7 +172,7 @@ def _less(case: Case, users: Users | None, asked: Answer) -> list[Remedy]:
         chosen = () if weights is None else (weights,)
         inside = pulled(case, chosen)
         tightest = [lever[-1] for lever in inner_levers(inside, 0 if users is None else 1)]
-        if users is not None and not _most_users(pulled(inside, tightest), users):
+        if users is not None and not _holds_some(pulled(inside, tightest), users):
             continue  # nor do gentler changes hold anybody
         for way in [(), tightest] if tightest else [()]:
             offers.append(_offers(inside, (*chosen, *way), way, users))
@@ -262,8 +262,7 @@ def _fewer(case: Case, users: Users) -> Iterator[_Offer]:
     if 0 < most < users.count:
         words = up_to_users(most, users.tokens)
         yield _Offer("users", most, words, case, replace(users, count=most))
-    made = planned(case, users) if most else None
-    longest = made.users.longest if made is not None and made.users is not None else 0
+    longest = _longest(case, users)
     if SHORTEST <= longest < users.tokens:
         model = replace(case.config.model, max_model_len=None)
         free = replace(case, config=replace(case.config, model=model))
@@ -281,6 +280,17 @@ def up_to_users(count: int, tokens: int) -> str:
         count=count,
         tokens=tokens,
     )
+
+
+def _holds_some(case: Case, users: Users) -> bool:
+    """Whether some of them fit, or all of them with shorter contexts."""
+    return bool(_most_users(case, users)) or _longest(case, users) >= SHORTEST
+
+
+def _longest(case: Case, users: Users) -> int:
+    """Tokens for each of them."""
+    made = planned(case, users)
+    return made.users.longest if made is not None and made.users is not None else 0
 
 
 def _most_users(case: Case, users: Users) -> int:

@@ -102,7 +102,7 @@ def _advice(host: str, port: int, error: OSError | OverflowError) -> str:
         "Cannot listen on {host} port {port}: {error}. Check --host and --port.",
         host=host,
         port=port,
-        error=error,
+        error=getattr(error, "strerror", None) or error,
     )
 
 

