@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster; Ray imports it there by its name."""
+"""The actor that runs on the nodes of a Ray cluster. Ray imports it there by its name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The requests of several engines: each is at one of them, and at another when that one dies."""
+"""The requests of several engines. Each runs on one, and moves to another if that one dies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby

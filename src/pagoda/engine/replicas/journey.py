@@ -1,4 +1,4 @@
-"""A request on its way through one engine, or several one after the other."""
+"""A request on its way through one engine, or through several in turn."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The engine of a model, or its engines where it has replicas."""
+"""Launches a model's engine, or its engines if it has replicas."""
 
 from typing import Any
 
