@@ -1,4 +1,4 @@
-"""The actor that runs on the nodes of a Ray cluster. Ray imports it there by its name."""
+"""The actors that run on the nodes of a Ray cluster. Ray imports them there by name."""
 
 from pathlib import Path
 
