@@ -42,12 +42,12 @@ TARGETS = tuple(SHARED_MEMORY)
 _SAVED = 10
 """New cells after which the page is written, so that an interrupted run can go on."""
 SPILLS = {
-    "fp32": "fp32 has no tensor cores here: a tile's products are in registers",
-    "old": "no tensor cores here: a tile's products are in registers",
-    "room": "ptxas makes room for one more program on a processor",
-    "codes": "sums and a step's codes fill the registers",
-    "measured": "an H100 was faster with it than with what does not spill",
-    "state": "a chunk's parts of the state fill the registers; a product has no fewer columns",
+    "fp32": "fp32 does not use tensor cores here: a tile's products are in registers",
+    "old": "Triton does not use tensor cores here: a tile's products are in registers",
+    "room": "ptxas saves registers to fit one more program on a processor",
+    "codes": "sums and the codes of one iteration fill the registers",
+    "measured": "this form was faster on an H100 than those without spills",
+    "state": "one chunk's part of the state fills the registers, and no product can be narrower",
 }
 _MOST_REGISTERS, _FEW_BYTES = 255, 64
 
@@ -244,10 +244,13 @@ def _page(rows: Rows) -> str:
     lines = [
         "# What the Triton kernels need",
         "",
-        "Registers of a thread / bytes of shared memory of a program, and the bytes that a thread "
-        "spills where it does; empty where a form is not offered.",
-        f"Compiled without a GPU by Triton {triton.__version__}: none of it was run on hardware.",
-        "`python tools/triton_table.py --write` makes this page; `source` is a hash of the "
+        "Each cell has the registers per thread, the bytes of shared memory per program, and the "
+        "bytes that a thread spills, if any. A cell is empty where a form is not offered.",
+        "",
+        f"Triton {triton.__version__} compiled these kernels without a GPU. The figures are the "
+        "compiler's: nothing here was measured on hardware.",
+        "",
+        "`python tools/triton_table.py --write` makes this page. `source` is a hash of the "
         "kernel's code and of how it is launched.",
         "",
         "| kernel | form | activations | "
@@ -268,11 +271,12 @@ def _costs(rows: Rows) -> Iterator[str]:
     yield "## What a weight costs in a product"
     yield ""
     yield (
-        "Instructions of the inner loop for each weight that a thread decodes and multiplies / "
-        "bytes of codes that a processor waits for at once, counted in the machine code "
-        "(`tools/sass.py`). Of bytes, for as many programs as fit a processor by their registers "
-        "and shared memory, and as the product has on a GPU of 132 processors. The disassembler of "
-        "CUDA 13 does not know sm_70."
+        "The first number is the instructions of the inner loop per weight that a thread decodes "
+        "and multiplies. The second is the bytes of codes that a processor has requested at once. "
+        "It assumes a GPU with 132 processors, and as many programs on each as its registers and "
+        "shared memory hold, but no more than the product has. "
+        "Both are counted in the machine code (`tools/sass.py`). sm_70 has no figures, because "
+        "the disassembler of CUDA 13 does not support it."
     )
     yield ""
     yield "| kernel | form | activations | " + " | ".join(f"sm_{t}" for t in TARGETS) + " |"
@@ -299,7 +303,7 @@ def _cell(need: Needs | None) -> str:
 def _read() -> tuple[str, Rows]:
     """(version of Triton, rows) of the page."""
     text = PAGE.read_text() if PAGE.exists() else ""
-    version = re.search(r"by Triton ([\w.]+):", text)
+    version = re.search(r"^Triton ([\w.]+) compiled", text, re.MULTILINE)
     rows: Rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")[1:-1]]

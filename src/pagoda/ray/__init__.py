@@ -1,4 +1,4 @@
-"""Pagoda on Ray Serve: `pagoda.ray:build_app` for `serve deploy`, and the policy that scales it."""
+"""Pagoda on Ray Serve: `pagoda.ray:build_app` for `serve deploy`, and its autoscaling policy."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""`pagoda serve` as an application of Ray Serve: each replica is a server with its engine."""
+"""`pagoda serve` as an application of Ray Serve: each replica is a server with its own engine."""
 
 from collections.abc import Mapping
 from dataclasses import replace

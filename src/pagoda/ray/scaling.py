@@ -1,4 +1,4 @@
-"""How many replicas a deployment needs, by what its engines say of themselves."""
+"""How many replicas a deployment needs, from the metrics of its engines."""
 
 import math
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Goals such as "p99 ttft < 2s", and how many replicas they take."""
+"""Goals such as "p99 ttft < 2s", and how many replicas they need."""
 
 import re
 from collections.abc import Callable, Sequence

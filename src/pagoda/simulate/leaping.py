@@ -1,4 +1,4 @@
-"""The scheduler, and several of its steps at once where each is like the one before."""
+"""The scheduler. It plays several steps at once if each is like the one before."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

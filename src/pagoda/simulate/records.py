@@ -1,4 +1,4 @@
-"""What happened to the requests of a simulation, and the figures that follow from it."""
+"""What happened to the requests of a simulation, and figures computed from that."""
 
 from array import array
 from collections.abc import Mapping, Sequence

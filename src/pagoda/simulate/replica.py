@@ -1,4 +1,4 @@
-"""One replica: the scheduler on a clock that is simulated."""
+"""One replica: the real scheduler in simulated time."""
 
 from bisect import bisect_left
 from collections import deque

@@ -1,4 +1,4 @@
-"""What a simulation says, for people and for programs."""
+"""The report of a simulation, as text and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Engines that compute on the same cores, and a server beside them."""
+"""Engines and a server that share the same cores."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

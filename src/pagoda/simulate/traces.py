@@ -1,4 +1,4 @@
-"""Requests and the times at which they come: from files, and made up."""
+"""Requests and their arrival times: read from files, or generated."""
 
 import csv
 import json

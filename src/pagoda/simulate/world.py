@@ -1,4 +1,4 @@
-"""Replicas behind a router, and the requests that come to them, on a clock that is simulated."""
+"""Replicas behind a router, and the requests that arrive, in simulated time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

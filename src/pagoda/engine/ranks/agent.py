@@ -1,4 +1,4 @@
-"""`pagoda serve --headless`: runs this machine's ranks of an engine whose rank 0 is elsewhere."""
+"""`pagoda serve --headless`: this machine's ranks of an engine whose rank 0 runs elsewhere."""
 
 import queue
 import signal

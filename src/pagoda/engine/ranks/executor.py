@@ -1,4 +1,4 @@
-"""The other ranks' processes as rank 0 holds them: started, watched, ended, cleaned up after."""
+"""The other ranks' processes, from rank 0's side: start, watch, end, clean up."""
 
 import threading
 import time

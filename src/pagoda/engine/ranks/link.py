@@ -1,6 +1,7 @@
-"""The wire between rank 0 and the processes of the other ranks. On one machine: a folder that only
-this user can enter, with a socket for each of them and one on which rank 0 listens. Between
-machines: TCP (`engine.ranks.tcp`).
+"""The connection between rank 0 and the processes of the other ranks.
+
+On one machine it is a folder that only this user can enter. It has one socket for each rank, and
+one on which rank 0 listens. Between machines it is TCP (`engine.ranks.tcp`).
 """
 
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Connections between the machines of one engine: rank 0 listens, ranks and nodes connect.
 
-Who listens speaks first (`Hello`); the other proves that it knows the secret, and says who it is
-(`Entry`). The answer is `Admitted`, with a proof of the same, or `Refused`. What follows is up to
-the two: frames (`engine.framed`) of MessagePack.
+The listener speaks first (`Hello`). The other side identifies itself and proves that it knows the
+secret (`Entry`). The answer is `Admitted`, with the listener's own proof, or `Refused`. After that,
+both sides send frames (`engine.framed`) of MessagePack.
 """
 
 import contextlib

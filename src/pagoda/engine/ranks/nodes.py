@@ -1,6 +1,6 @@
 """The other machines of one engine, as rank 0 sees them. `engine.ranks.agent` runs on each.
 
-A connection is a node's life: its end ends the node's ranks, on both sides.
+A node lives as long as its connection: when it ends, both sides end the node's ranks.
 """
 
 import contextlib

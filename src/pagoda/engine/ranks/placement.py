@@ -1,5 +1,4 @@
-"""Where Ray shall put the ranks of one model, and which of its bundles each rank takes; without Ray
-itself."""
+"""Where Ray should put a model's ranks, and which bundle each takes. Does not import Ray."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

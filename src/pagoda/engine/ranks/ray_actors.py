@@ -1,4 +1,4 @@
-"""What runs on the nodes of a Ray cluster; Ray imports it there by its name."""
+"""The actors that run on the nodes of a Ray cluster. Ray imports them there by name."""
 
 from pathlib import Path
 

@@ -1,5 +1,7 @@
-"""Ranks as actors of a Ray cluster, for `--distributed-executor-backend ray`. The engine imports
-Ray in this module alone."""
+"""Ranks as actors of a Ray cluster, for `--distributed-executor-backend ray`.
+
+Only this module of the engine imports Ray.
+"""
 
 import contextlib
 import logging

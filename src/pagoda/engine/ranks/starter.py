@@ -1,4 +1,4 @@
-"""Who starts ranks, and what is known of those that were started; `Ranks` leads them."""
+"""How ranks are started, and what is known of the started ones. `Ranks` uses it."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""The wire between rank 0 and ranks on other machines: a TCP connection for each."""
+"""The connection between rank 0 and ranks on other machines: one TCP connection per rank."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""The requests of several engines: each is at one of them, and at another when that one dies."""
+"""The requests of several engines. Each runs on one, and moves to another if that one dies."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -50,7 +50,7 @@ class Dispatch:
         return inbox
 
     def drop(self, req_ids: Iterable[str]) -> None:
-        """Hear no more of requests, and stop those that still run."""
+        """Forget requests, and stop those that still run."""
         for req_id in req_ids:
             journey = self._journeys.pop(req_id, None)
             if journey is not None and journey.engine is not None:
@@ -60,7 +60,7 @@ class Dispatch:
     def _send_off(
         self, requests: list[AddRequest], media: Mapping[str, Values], inbox: FilteredInbox
     ) -> None:
-        """Requests with the same prompt, to the best engine whose queue has room. Raises as
+        """Send requests with the same prompt to the best engine whose queue has room. Raises as
         `submit`."""
         loads = self._loads()
         refusal: QueueFullError | EngineDeadError = EngineDeadError("No engine is ready.")
@@ -77,7 +77,7 @@ class Dispatch:
         raise refusal
 
     def _loads(self) -> list[ReplicaLoad]:
-        """Those that stand still take requests only where no other one does."""
+        """Stalled engines take requests only if no other one does."""
         ready = [each for each in self._replicas if each.state == "ready"]
         serving = [each for each in ready if each.stalled is None] or ready
         return [
@@ -111,7 +111,7 @@ class Dispatch:
         journey.engine = None
 
     def _hear(self, delta: RequestDelta) -> RequestDelta | None:
-        """What a request's reader is told of a delta."""
+        """The delta that a request's reader gets."""
         journey = self._journeys.get(delta.req_id)
         if journey is None or journey.engine is None:
             return delta  # from its reader itself
@@ -141,14 +141,14 @@ class Dispatch:
         )
 
     def serve(self, block_size: int) -> None:
-        """An engine serves, with blocks of so many tokens: those that wait for one go there."""
+        """An engine is ready; its blocks have so many tokens. Waiting requests go to it."""
         if self._caches and not isinstance(self._router, PrefixAware):
             self._router = PrefixAware(block_size)
         for journey in [each for each in self._journeys.values() if each.engine is None]:
             self._go_on(journey)
 
     def lose(self, index: int, cause: str) -> None:
-        """An engine's process ended: what is inside goes elsewhere."""
+        """An engine's process ended. Its requests move to others."""
         inside = [each for each in self._journeys.values() if each.engine == index]
         if inside:
             log.warning("%d requests of engine %d go on elsewhere.", len(inside), index)
@@ -168,7 +168,7 @@ class Dispatch:
                 self._go_on(journey)
 
     def _go_on(self, journey: Journey) -> None:
-        """Run a request whose engine died on the best other; where none serves, it waits."""
+        """Run a request whose engine died on the best other engine. If none serves, it waits."""
         index = self._choose(journey.request, self._loads())
         if index is None:
             return
@@ -183,11 +183,11 @@ class Dispatch:
         journey.media = NO_MEDIA
 
     def end_waiting(self, cause: str) -> None:
-        """End those that wait for an engine."""
+        """End the requests that wait for an engine."""
         for journey in [each for each in self._journeys.values() if each.engine is None]:
             self._end(journey, cause)
 
     def _end(self, journey: Journey, cause: str) -> None:
-        """End a request that is in no engine."""
+        """End a request that no engine has."""
         del self._journeys[journey.request.req_id]
         journey.inbox.end(cause)

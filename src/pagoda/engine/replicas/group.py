@@ -1,5 +1,7 @@
-"""Several engines of one model, as one: a router says where a request goes, and those of an engine
-that dies go on at another."""
+"""Several engines of one model, presented as one.
+
+A router chooses the engine of each request. If an engine dies, its requests continue on another.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence

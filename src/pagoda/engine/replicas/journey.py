@@ -1,4 +1,4 @@
-"""A request on its way through one engine, or several one after the other."""
+"""A request on its way through one engine, or through several in turn."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ Hear = Callable[[RequestDelta], RequestDelta | None]
 
 
 class DivergedError(Exception):
-    """A request that ran again did not give the tokens that its client has."""
+    """A request that ran again gave other tokens than its client already has."""
 
 
 class FilteredInbox(Inbox):
-    """Tells its reader what `hear` makes of what arrives."""
+    """Passes each delta through `hear` on its way to the reader."""
 
     def __init__(self, hear: Hear) -> None:
         super().__init__()
@@ -31,30 +31,32 @@ class FilteredInbox(Inbox):
 
 @dataclass
 class Journey:
-    """The same request gives the same tokens on every engine of a model: one whose engine died runs
-    again from its beginning on another, and what its client has already is compared and left out.
-    The tokens so far are given along as a prediction, so that engines that guess verify many in a
-    step."""
+    """A request, and what its client has of the reply.
+
+    The same request gives the same tokens on every engine of a model. If its engine dies, it runs
+    again from the beginning on another. Tokens that the client already has are compared and left
+    out. They are also sent along as a prediction: engines that guess verify many of them in a step.
+    """
 
     request: AddRequest
     inbox: Inbox
     engine: int | None = None
-    """Where it is; None while no engine serves."""
+    """The index of its engine; None while no engine serves."""
     media: Mapping[str, Values] = field(default_factory=dict)
-    """While no engine has it."""
+    """Kept here while no engine has the request."""
     deaths: int = 0
-    """How many engines ended while it was inside, since it last told something new."""
+    """Engines that died while they had the request, since its last new output."""
     begun: bool = False
-    """Something of its reply was told to its client."""
+    """The client has a part of the reply."""
     cause: str = ""
-    """Why it runs again."""
+    """Why the request runs again."""
     _runs_again: bool = False
     _tokens: list[int] = field(default_factory=list)
-    """All that its client was told."""
+    """All tokens that the client has."""
     _num_prompt: int = 0
-    """Prompt positions whose log-probabilities were told."""
+    """Prompt positions whose log-probabilities the client has."""
     _replayed: int = 0
-    """Tokens that came again."""
+    """Tokens that this run has repeated."""
     _prompt_replayed: int = 0
 
     def again(self) -> AddRequest:
@@ -66,9 +68,9 @@ class Journey:
         return msgspec.structs.replace(self.request, prediction_token_ids=list(self._tokens))
 
     def told(self, delta: RequestDelta) -> RequestDelta | None:
-        """What is new to the client in a delta that is no mere progress; None: nothing.
+        """The part of a delta (not of mere progress) that is new to the client; None if nothing is.
 
-        DivergedError where what came again is not what it was told before.
+        DivergedError if a repeated token differs from the one that the client has.
         """
         if not self._runs_again:
             self._keep(delta)

@@ -1,4 +1,4 @@
-"""The engine of a model, or its engines where it has replicas."""
+"""Launches a model's engine, or its engines if it has replicas."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ def launch(config: EngineConfig, *, room: MemoryRoom | None = None, **options: A
 
 
 def parts_of(room: MemoryRoom, config: EngineConfig) -> list[MemoryRoom]:
-    """Those of the replicas: GPUs of their own; on a CPU equal parts of what is free before any of
-    them starts, for what the first to load has taken by then is not what others have to share."""
+    """The room of each replica. GPUs are its own. On a CPU, each gets an equal part of the memory
+    that is free before any of them starts: later, the first to load would have taken some."""
     parallel = config.parallel
     size, ranks = parallel.data_parallel_size, parallel.num_ranks
     free = max(0, cpu_facts().free_memory - room.reserved)

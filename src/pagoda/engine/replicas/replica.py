@@ -16,18 +16,18 @@ from pagoda.text.media.base import Values
 
 
 class Replica(EngineClient):
-    """What is inside when its process ends may go on elsewhere."""
+    """An engine whose requests may continue on another one when its process ends."""
 
     def __init__(self, config: EngineConfig, options: LaunchOptions, spawn: Spawn = EngineChild):
         super().__init__(config, options, spawn)
         self.lost: Callable[[str], None] = lambda cause: None
         """Called when its process ended, with the cause."""
         self.serves: Callable[[], None] = lambda: None
-        """Called when it serves, for the first time or again."""
+        """Called when it is ready, for the first time or after a restart."""
 
     def take_over(self, request: AddRequest, media: Mapping[str, Values], inbox: Inbox) -> None:
-        """Go on with a request of another engine, for which there is always room in the queue.
-        Raises as `submit`."""
+        """Continue a request of another engine. The queue always has room for it. Raises as
+        `submit`."""
         self._require_ready()
         try:
             self._running.add([request], media, self._child.folder, inbox)

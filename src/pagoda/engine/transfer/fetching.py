@@ -1,4 +1,4 @@
-"""The side that wants blocks: a thread for each fetch, which the engine's loop empties."""
+"""The side that fetches blocks: one thread per fetch. The engine's loop takes what they receive."""
 
 import contextlib
 import socket

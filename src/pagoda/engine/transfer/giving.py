@@ -1,5 +1,7 @@
-"""What the engine's loop does for engines that fetch: it keeps finished prompts for a while, and
-reads blocks for them."""
+"""What the engine's loop does for engines that fetch its blocks.
+
+It keeps finished prompts for a while, and reads their blocks.
+"""
 
 import time
 import uuid

@@ -1,4 +1,4 @@
-"""What a prefix cache holds, as texts that another engine can fetch."""
+"""The contents of a prefix cache, as texts that another engine can fetch."""
 
 from collections.abc import Container
 

@@ -1,5 +1,8 @@
-"""What the bytes of an engine's KV blocks depend on: two engines with the same of all of it read
-each other's blocks, and go on from them with the same bits."""
+"""What the bytes of an engine's KV blocks depend on.
+
+Two engines with the same identity can read each other's blocks, and continue from them with the
+same bits.
+"""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,5 +1,7 @@
-"""KV blocks that move between engines, as the engine's loop sees it: what threads want of the cache
-is done between two steps, a slice at a time."""
+"""KV blocks that move between engines, as the engine's loop sees it.
+
+Threads ask for work on the cache. The loop does it between two steps, a slice at a time.
+"""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""An engine that has blocks, as one that wants some reaches it."""
+"""An engine that has blocks, from the side of one that fetches them."""
 
 import socket
 from collections.abc import Mapping, Sequence

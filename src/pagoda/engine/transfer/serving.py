@@ -1,4 +1,4 @@
-"""The side that has blocks: a listener, and a thread for each engine that fetches."""
+"""The side that has blocks: a listener, and one thread per fetching engine."""
 
 import contextlib
 import socket

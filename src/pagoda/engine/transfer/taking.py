@@ -1,4 +1,4 @@
-"""What the engine's loop does with blocks that are fetched: it puts them into the prefix cache."""
+"""What the engine's loop does with fetched blocks: it puts them into the prefix cache."""
 
 import time
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""A new engine's prefix cache is filled from those of others, while it serves already."""
+"""Fills a new engine's prefix cache from other engines, while it already serves."""
 
 import threading
 import time

@@ -1,11 +1,14 @@
-"""What two engines say to each other when KV blocks move, over TCP.
+"""The messages that two engines exchange over TCP to move KV blocks.
 
-Messages are frames (`engine.framed`) of MessagePack, each of one known form. The engine
-that has blocks speaks first (`Hello`); the other proves that it knows the secret, and says whose
-blocks it can use (`Greeting`). The answer is a `Welcome` or a `Refusal`. Then, as often as wanted:
-a `Pull`, answered by `Coming` and the blocks, records as `engine.kv_journal` writes them. `Done`
-says that a prompt's blocks need no longer be kept. `ListTexts` asks what there is, answered by
-`Texts`.
+Messages are frames (`engine.framed`) of MessagePack, each of one known type. The engine that has
+blocks speaks first (`Hello`). The other proves that it knows the secret, and says whose blocks it
+can use (`Greeting`). The answer is a `Welcome` or a `Refusal`.
+
+Any number of requests follow:
+
+- `Pull` is answered by `Coming` and the blocks, as records that `engine.kv_journal` writes.
+- `Done` says that a prompt's blocks need not be kept any longer.
+- `ListTexts` asks for what the cache holds. `Texts` answers.
 """
 
 import socket
