@@ -46,11 +46,12 @@ $(BIN)/python:
 
 $(VENV)/.torch: constraints.txt | $(BIN)/python
 	@echo "Installing Pagoda into $(VENV): PyTorch first, then the rest (some minutes, once)."
-	$(PIP) install --quiet --progress-bar on -c constraints.txt torch
-	$(if $(COMPILER),,$(PIP) install --quiet ziglang)
+	$(PIP) install --quiet --progress-bar on --no-compile -c constraints.txt torch
+	$(if $(COMPILER),,$(PIP) install --quiet --no-compile ziglang)
 	@touch $@
 
-# Kernels are compiled for the CPU at hand; a wheel has those of all (tools/install.py).
+# Kernels are compiled for the CPU at hand; a wheel has those of all. So is all Python, torch's too,
+# on all cores (tools/install.py).
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml agent/pyproject.toml $(CSRC)
 	@echo "Installing Pagoda itself; compiling its kernels takes a minute or two."
 	@$(if $(COMPILER),,$(ZIG)) $(BIN)/python tools/install.py

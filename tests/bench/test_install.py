@@ -1,5 +1,6 @@
 """What an installation says while it runs, and what `bench.install` reads from it."""
 
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ def test_pip_that_fails_shows_why(tmp_path, monkeypatch, capfd):
     out = capfd.readouterr().out
     assert "ERROR" in out
     assert "Installing failed; all that pip said is in build/install.log." in out
+
+
+def test_python_modules_are_compiled(tmp_path):
+    """Some packages have files that are no Python of this version."""
+    sound, broken = tmp_path / "package/sound.py", tmp_path / "broken.py"
+    sound.parent.mkdir()
+    sound.write_text("x = 1\n")
+    broken.write_text("x =\n")
+    assert list(install.compiling(tmp_path)) == ["Compiling Python modules"]
+    assert Path(cache_from_source(sound)).exists()
+    assert not Path(cache_from_source(broken)).exists()
 
 
 def test_steps_take_their_signs_from_the_makefile_and_the_log():

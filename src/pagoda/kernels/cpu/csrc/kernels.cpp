@@ -3,7 +3,6 @@
 #include "isa.h"
 
 #include "activation.h"
-#include "adapters.h"
 #include "attention.h"
 #include "choose_keys.h"
 #include "delta_net.h"
@@ -33,8 +32,8 @@ const Kernels PAGODA_JOIN(kernels_, PAGODA_ISA) = {
     PAGODA_ISA::experts_scratch_bytes,
     PAGODA_ISA::head_products,
     PAGODA_ISA::head_products_scratch_bytes,
-    add_adapters,
-    add_adapters_scratch_bytes,
+    PAGODA_ISA::add_adapters,
+    PAGODA_ISA::add_adapters_scratch_bytes,
     PAGODA_ISA::route,
     rotary_store,
     rotary,

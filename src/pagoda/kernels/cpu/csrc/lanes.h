@@ -346,7 +346,6 @@ inline Floats load_bf16(const uint8_t* p) {
 
 constexpr bool kSignedDot = true;
 
-// Vectors of GCC and Clang, which become whatever the target has.
 typedef int32_t IntVector __attribute__((vector_size(4 * kLanes)));
 typedef int16_t WordVector __attribute__((vector_size(4 * kLanes)));
 typedef uint8_t ByteVector __attribute__((vector_size(4 * kLanes)));
@@ -358,11 +357,7 @@ struct Ints {
     Ints operator-(Ints o) const { return {v - o.v}; }
     template <int kBits>
     Ints shifted_left() const { return {v << kBits}; }
-    Floats floats() const {
-        Floats out;
-        for (int i = 0; i < kLanes; ++i) out.v[i] = static_cast<float>(v[i]);
-        return out;
-    }
+    Floats floats() const { return {__builtin_convertvector(v, FloatVector)}; }
 };
 
 struct Bytes {

@@ -77,7 +77,11 @@ Pool::~Pool() {
     for (auto& worker : workers_) worker.join();
 }
 
-void Pool::run_parallel(int64_t num_chunks, Call call, const void* context) {
+void Pool::run_chunks(int64_t num_chunks, Call call, const void* context) {
+    if (num_chunks <= 1 || workers_.empty()) {
+        for (int64_t chunk = 0; chunk < num_chunks; ++chunk) call(context, chunk);
+        return;
+    }
     call_ = call;
     context_ = context;
     pending_.store(static_cast<uint32_t>(num_chunks), std::memory_order_relaxed);

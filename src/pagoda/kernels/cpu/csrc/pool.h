@@ -49,13 +49,10 @@ class Pool {
     // node end with `num_chunks`.
     template <typename FirstChunk, typename Body>
     void run(int64_t num_chunks, const FirstChunk& first_chunk, const Body& body) {
-        if (num_chunks <= 1 || workers_.empty()) {
-            for (int64_t chunk = 0; chunk < num_chunks; ++chunk) body(chunk);
-            return;
-        }
         for (int i = 0; i < num_nodes(); ++i)
             queues_[i].end = i + 1 < num_nodes() ? first_chunk(i + 1) : num_chunks;
-        run_parallel(num_chunks, [](const void* context, int64_t chunk) {
+        // One call, be there threads or not: each one here is a copy of a kernel to compile.
+        run_chunks(num_chunks, [](const void* context, int64_t chunk) {
             (*static_cast<const Body*>(context))(chunk);
         }, &body);
     }
@@ -71,7 +68,7 @@ class Pool {
         int64_t end = 0;  // behind the last chunk
     };
 
-    void run_parallel(int64_t num_chunks, Call call, const void* context);
+    void run_chunks(int64_t num_chunks, Call call, const void* context);
     void take_chunks(uint32_t part, int node);
     void take_from(Queue& queue, uint32_t part);
     void loop(int node);

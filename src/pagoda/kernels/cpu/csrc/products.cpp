@@ -14,6 +14,12 @@ void experts(const Experts& op, int64_t rows, Pool& pool) { pagoda::experts(op, 
 int64_t experts_scratch_bytes(const Experts& op, int64_t rows) {
     return pagoda::experts_scratch_bytes(op, rows);
 }
+void add_adapters(const AddAdapters& op, int64_t rows, Pool& pool) {
+    pagoda::add_adapters(op, rows, pool);
+}
+int64_t add_adapters_scratch_bytes(const AddAdapters& op, int64_t rows) {
+    return pagoda::add_adapters_scratch_bytes(op, rows);
+}
 void route(const Route& op, int64_t rows, Pool& pool) { pagoda::route(op, rows, pool); }
 void head_products(const HeadProducts& op, int64_t rows, Pool& pool) {
     pagoda::head_products(op, rows, pool);

@@ -96,8 +96,12 @@ inline FloatPair nibbles(const Q4_0* p) {
 #else
 
 inline FloatPair nibbles(const Q4_0* p) {
-    return {each_lane([&](int i) { return low_nibble(p[i]); }),
-            each_lane([&](int i) { return high_nibble(p[i]); })};
+    FloatPair out;
+    for (int i = 0; i < Floats::kSize; ++i) {
+        out.first.v[i] = low_nibble(p[i]);
+        out.second.v[i] = high_nibble(p[i]);
+    }
+    return out;
 }
 
 #endif

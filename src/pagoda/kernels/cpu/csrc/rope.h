@@ -87,10 +87,35 @@ inline void store_value(const float* x, const KvCache& cache, Q4_0* head, int64_
     store_q4_row(x, cache.dim, 1, size, head + offset * half, scales);
 }
 
+// What is done to queries and keys before they are used, whatever the cache's type.
+void norm_and_rotate(const RotaryStore& op, int64_t row, float* q, float* k) {
+    const int64_t heads = op.heads, kv_heads = op.cache.kv_heads;
+    const int64_t dim = op.cache.dim, half = op.rotary_dim / 2;
+    if (op.q_norm != nullptr)
+        for (int64_t head = 0; head < heads; ++head)
+            norm_head(q + head * dim, op.q_norm, dim, op.eps);
+    if (op.k_norm != nullptr)
+        for (int64_t head = 0; head < kv_heads; ++head) {
+            // Where values are keys, their norm has divided these already.
+            if (op.values_are_keys && op.norm_values)
+                scale_head(k + head * dim, 1.0f, op.k_norm, dim);
+            else norm_head(k + head * dim, op.k_norm, dim, op.eps);
+        }
+    if (op.cos_sin != nullptr) {
+        const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
+        for (int64_t head = 0; head < heads + kv_heads; ++head)
+            rotate_head(q + head * dim, cos, cos + half, half);
+    }
+    if (op.q_scales != nullptr) {
+        const float factor = op.q_scales[op.positions[row]];
+        for (int64_t i = 0; i < heads * dim; ++i) q[i] *= factor;
+    }
+}
+
 template <typename T>
 void rotary_store_row(const RotaryStore& op, int64_t row) {
     const KvCache& cache = op.cache;
-    const int64_t dim = cache.dim, half = op.rotary_dim / 2;
+    const int64_t dim = cache.dim;
     const int64_t block = op.slots[row] / cache.block_size;
     const int64_t offset = op.slots[row] % cache.block_size;
     T* const keys = reinterpret_cast<T*>(static_cast<char*>(cache.k) + block * cache.block_bytes);
@@ -103,25 +128,7 @@ void rotary_store_row(const RotaryStore& op, int64_t row) {
         if (op.norm_values) norm_head(v + head * dim, nullptr, dim, op.eps);
         store_value(v + head * dim, cache, values + head * head_size, offset);
     }
-    if (op.q_norm != nullptr)
-        for (int64_t head = 0; head < op.heads; ++head)
-            norm_head(q + head * dim, op.q_norm, dim, op.eps);
-    if (op.k_norm != nullptr)
-        for (int64_t head = 0; head < cache.kv_heads; ++head) {
-            // Where values are keys, their norm has divided these already.
-            if (op.values_are_keys && op.norm_values)
-                scale_head(k + head * dim, 1.0f, op.k_norm, dim);
-            else norm_head(k + head * dim, op.k_norm, dim, op.eps);
-        }
-    if (op.cos_sin != nullptr) {
-        const float* cos = op.cos_sin + op.positions[row] * op.rotary_dim;
-        for (int64_t head = 0; head < op.heads + cache.kv_heads; ++head)
-            rotate_head(q + head * dim, cos, cos + half, half);
-    }
-    if (op.q_scales != nullptr) {
-        const float factor = op.q_scales[op.positions[row]];
-        for (int64_t i = 0; i < op.heads * dim; ++i) q[i] *= factor;
-    }
+    norm_and_rotate(op, row, q, k);
     for (int64_t head = 0; head < cache.kv_heads; ++head)
         store_key(k + head * dim, cache, keys + head * head_size, offset);
 }

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #if PAGODA_ISA_AVX512 || PAGODA_ISA_AVX2
 #include <immintrin.h>
@@ -67,35 +68,23 @@ struct Floats {
 
 #else
 
+// Vectors of GCC and Clang, which become whatever the target has.
+typedef float FloatVector __attribute__((vector_size(32)));
+
 struct Floats {
     static constexpr int kSize = 8;
-    float v[kSize];
-    static Floats zero() { return all(0); }
-    static Floats all(float x) {
-        Floats out;
-        for (float& y : out.v) y = x;
-        return out;
-    }
+    FloatVector v;
+    static Floats zero() { return {FloatVector{}}; }
+    static Floats all(float x) { return {x - FloatVector{}}; }
     static Floats load(const float* p) {
         Floats out;
-        for (int i = 0; i < kSize; ++i) out.v[i] = p[i];
+        std::memcpy(&out.v, p, sizeof out.v);
         return out;
     }
-    void store(float* p) const {
-        for (int i = 0; i < kSize; ++i) p[i] = v[i];
-    }
-    Floats operator+(Floats o) const {
-        for (int i = 0; i < kSize; ++i) o.v[i] += v[i];
-        return o;
-    }
-    Floats operator*(Floats o) const {
-        for (int i = 0; i < kSize; ++i) o.v[i] *= v[i];
-        return o;
-    }
-    static Floats fma(Floats a, Floats b, Floats c) {
-        for (int i = 0; i < kSize; ++i) c.v[i] += a.v[i] * b.v[i];
-        return c;
-    }
+    void store(float* p) const { std::memcpy(p, &v, sizeof v); }
+    Floats operator+(Floats o) const { return {v + o.v}; }
+    Floats operator*(Floats o) const { return {v * o.v}; }
+    static Floats fma(Floats a, Floats b, Floats c) { return {c.v + a.v * b.v}; }
 };
 
 #endif

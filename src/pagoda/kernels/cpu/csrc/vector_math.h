@@ -295,25 +295,12 @@ inline void store(Floats x, Float16* p) {
 
 #else
 
-template <typename Function>
-inline Floats each_lane(const Function& function) {
-    Floats out;
-    for (int i = 0; i < Floats::kSize; ++i) out.v[i] = function(i);
-    return out;
-}
+typedef uint32_t BitVector __attribute__((vector_size(4 * Floats::kSize)));
 
-inline Floats operator-(Floats a, Floats b) {
-    return each_lane([&](int i) { return a.v[i] - b.v[i]; });
-}
-inline Floats operator/(Floats a, Floats b) {
-    return each_lane([&](int i) { return a.v[i] / b.v[i]; });
-}
-inline Floats max(Floats a, Floats b) {
-    return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
-}
-inline Floats min(Floats a, Floats b) {
-    return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
-}
+inline Floats operator-(Floats a, Floats b) { return {a.v - b.v}; }
+inline Floats operator/(Floats a, Floats b) { return {a.v / b.v}; }
+inline Floats max(Floats a, Floats b) { return {a.v > b.v ? a.v : b.v}; }
+inline Floats min(Floats a, Floats b) { return {a.v < b.v ? a.v : b.v}; }
 inline float max(Floats x) {
     float out = x.v[0];
     for (int i = 1; i < Floats::kSize; ++i) out = x.v[i] > out ? x.v[i] : out;
@@ -321,18 +308,14 @@ inline float max(Floats x) {
 }
 // Beside 1.5 * 2^23 there is no room for a fraction; exact for |x| < 2^22.
 constexpr float kWholeFloat = 12582912.0f;
-inline Floats round_even(Floats x) {
-    return each_lane([&](int i) { return (x.v[i] + kWholeFloat) - kWholeFloat; });
-}
+inline Floats round_even(Floats x) { return {(x.v + kWholeFloat) - kWholeFloat}; }
 inline Floats times_power(Floats y, Floats n) {
-    return each_lane([&](int i) {
-        // By bits: a conversion of NaN to an integer is undefined, and NaN it stays by y.
-        const uint32_t exponent = to_bits(n.v[i] + kWholeFloat) - to_bits(kWholeFloat) + 127;
-        return y.v[i] * from_bits(exponent << 23);
-    });
+    // By bits: a conversion of NaN to an integer is undefined, and NaN it stays by y.
+    const BitVector exponent = (BitVector)(n.v + kWholeFloat) - to_bits(kWholeFloat) + 127u;
+    return {y.v * (FloatVector)(exponent << 23)};
 }
 inline Floats zero_below(Floats y, Floats x, Floats limit) {
-    return each_lane([&](int i) { return x.v[i] < limit.v[i] ? 0.0f : y.v[i]; });
+    return {x.v < limit.v ? FloatVector{} : y.v};
 }
 inline bool any_greater(Floats a, Floats b) {
     int any = 0;
@@ -347,7 +330,9 @@ inline bool any_nan(Floats a, Floats b) {
 
 template <typename T>
 inline Floats load(const T* p) {
-    return each_lane([&](int i) { return widen(p[i]); });
+    Floats out;
+    for (int i = 0; i < Floats::kSize; ++i) out.v[i] = widen(p[i]);
+    return out;
 }
 template <typename T>
 inline void store(Floats x, T* p) {
