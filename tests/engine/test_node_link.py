@@ -1,7 +1,9 @@
 """What the machines of one engine say to each other, and whom rank 0 lets in."""
 
+import contextlib
 import socket
 import threading
+import time
 
 import msgspec
 import pytest
@@ -14,6 +16,10 @@ from pagoda.engine.ranks.listening import NodeEnters, RankEnters, RefusedError, 
 from pagoda.engine.ranks.tcp import TcpEnd, TcpLeader
 
 SECRET = b"a secret of 24 characters"
+
+
+def until() -> float:
+    return time.monotonic() + 5
 
 
 @pytest.fixture
@@ -70,22 +76,70 @@ def test_a_rank_enters_once(leader):
 def test_another_version(leader):
     place: TcpPlace = leader.place
     with socket.create_connection(("127.0.0.1", place.port), timeout=5) as sock:
-        hello = listening._receive(sock, listening.Hello)
+        hello = listening._receive(sock, listening.Hello, until())
         nonce = framed.new_nonce()
         shown = framed.proof(SECRET, "enters", nonce, hello.nonce)
         # What it says of itself has a form that is not known here.
         who = msgspec.Raw(msgspec.msgpack.encode({"type": "Newer"}))
         listening._send(sock, listening.Entry(nonce, shown, "0.0.1", who))
-        answer = listening._receive(sock, listening.Admitted | listening.Refused)
+        answer = listening._receive(sock, listening.Admitted | listening.Refused, until())
     assert answer.said.startswith("this is Pagoda 0.0.1, and node 0 has ")
 
 
 @pytest.mark.parametrize("length", [framed._LENGTH.pack(1 << 31), b"GET "])
 def test_what_speaks_something_else(leader, length):
     with socket.create_connection(("127.0.0.1", leader.place.port), timeout=5) as sock:
-        listening._receive(sock, listening.Hello)
+        listening._receive(sock, listening.Hello, until())
         sock.sendall(length)
         assert sock.recv(1) == b""
+
+
+def drip(sock: socket.socket) -> bool:
+    """Begin a message and say a byte of it now and then; whether the peer hung up."""
+    sock.sendall(framed._LENGTH.pack(4096))
+    sock.settimeout(0.02)
+    for _ in range(200):
+        try:
+            sock.send(b"0")
+            if not sock.recv(1 << 16):
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+def test_a_greeting_has_one_deadline(leader, monkeypatch):
+    """Whoever holds a place without the secret holds it no longer for saying a byte now and then."""
+    with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setattr(listening, "GREETING_SECONDS", 0.2)
+        socks = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", leader.place.port)))
+            for _ in range(3)
+        ]
+        for sock in socks:
+            listening._receive(sock, listening.Hello, until())
+        assert all(drip(sock) for sock in socks)
+    end = TcpEnd(leader.place, 1, lambda: None)
+    end.close()
+
+
+def test_a_false_leader_holds_nobody(monkeypatch):
+    monkeypatch.setattr(listening, "GREETING_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hung_up = []
+
+        def lead() -> None:
+            with server.accept()[0] as peer:
+                hung_up.append(drip(peer))
+
+        dripping = threading.Thread(target=lead)
+        dripping.start()
+        with pytest.raises(TimeoutError):
+            enter("127.0.0.1", server.getsockname()[1], secret=SECRET, who=RankEnters(1, "x"))
+        dripping.join(10)
+        assert hung_up == [True]
 
 
 def test_an_address_that_is_taken(leader):
