@@ -30,7 +30,6 @@ from pagoda.engine.startup import start_engine
 from pagoda.engine.transfer import wire
 from pagoda.engine.transfer.giving import usable_hashes
 from tests.engine.relay import Relay
-from tests.engine.test_node_link import drip
 from tests.models import tiny
 
 COUNT, BLOCK = 12, 16
@@ -486,14 +485,3 @@ def test_a_script_moves_no_blocks(tiny_model):
 def test_a_port_that_is_taken(tiny_model, pair):
     with pytest.raises(ConfigError, match="Give another kv_ip or kv_port"):
         start(tiny_model, "kv_producer", port=pair.port)
-
-
-def test_a_greeting_has_one_deadline(pair, expected, monkeypatch):
-    """A byte now and then keeps no place among those who fetch."""
-    with monkeypatch.context() as patch:
-        patch.setattr(wire, "GREETING_SECONDS", 0.2)
-        with socket.create_connection(("127.0.0.1", pair.port)) as sock:
-            assert wire.receive(sock, 1000, wire.Hello).magic == wire.MAGIC
-            assert drip(sock)
-    pair.prefill(request("p"))
-    assert pair.decode(request("d")) == (expected, 10 * BLOCK)
