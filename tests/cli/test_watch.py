@@ -35,7 +35,7 @@ SERVER = ServerLoad(
 
 class _Metrics(BaseHTTPRequestHandler):
     def do_GET(self):
-        status, text = self.server.answer
+        status, text = self.server.health if self.path == "/health" else self.server.answer
         self.send_response(status)
         self.end_headers()
         self.wfile.write(text.encode())
@@ -48,7 +48,7 @@ class _Metrics(BaseHTTPRequestHandler):
 def server():
     """Registered as one of Pagoda's; this process plays it."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Metrics) as http:
-        http.answer = (200, METRICS)
+        http.answer, http.health = (200, METRICS), (200, "")
         threading.Thread(target=http.serve_forever, daemon=True).start()
         port = http.server_address[1]
         runfile.register(port)
@@ -89,6 +89,30 @@ def test_what_answers_otherwise_is_told(server, capsys):
     assert seen(server.server_address[1]).problem == "answers 404"
     assert main(["ps"]) == 0
     assert "(answers 404)" in capsys.readouterr().out
+
+
+WAITING = (
+    '{"status": "starting", "cause": "Node 1 (10.0.0.8) is lost.", "progress": {"phase": '
+    '"wait for node 1 at 10.0.0.7 port 29501", "done": 0, "total": 0, "seconds": 2.5}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("health", "said"),
+    [
+        (WAITING, "(starting: wait for node 1 at 10.0.0.7 port 29501)"),
+        ('{"status": "dead", "cause": "Memory ran out."}', "(dead: Memory ran out.)"),
+        ('{"status": "stalled"}', "(stalled)"),
+        ("<h1>another program's</h1>", "(answers 503)"),
+    ],
+)
+def test_what_keeps_a_server_from_serving_is_told(server, capsys, health, said):
+    server.health = (503, health)
+    for words in (["ps"], ["top", "--once", "--interval", "0.2"]):
+        assert main(words) == 0
+        lines = capsys.readouterr().out.splitlines()
+        own = [line for line in lines if line.startswith(str(server.server_address[1]))]
+        assert len(own) == 3 and said in own[-1]
 
 
 def test_a_line_for_each_model():

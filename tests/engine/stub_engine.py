@@ -19,6 +19,7 @@ _FOREVER = 3600
 
 class Runner(CountingRunner):
     def execute(self, plan: StepPlan) -> StepResult:
+        time.sleep(float(os.environ.get("STUB_STEP_SECONDS", "0")))
         for row in plan.new_rows:
             if row.request is not None:
                 _do(row.request.prompt_token_ids[0])

@@ -119,7 +119,7 @@ async def test_requests_that_had_not_begun_run_again_in_their_order(tmp_path):
     assert "exit status 1" in await error_of(siblings), "a part of it has been read"
     rig.client.drop(["left"])
     assert not rig.child.sent, "nobody listens yet"
-    with pytest.raises(EngineDeadError, match="starting after it died"):
+    with pytest.raises(EngineDeadError, match=r"starting \(phase: launch\) after it died"):
         rig.client.submit([request("new")])
     rig.child.say(READY)
     await rig.client.wait_ready()

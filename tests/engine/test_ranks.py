@@ -421,7 +421,7 @@ def test_a_rank_that_dies_asleep(fakes):
     assert are_gone(pids)
 
 
-def test_gpus_are_counted_and_the_fullest_one_decides(fakes):
+def test_gpus_are_counted_and_the_fullest_one_decides(fakes, caplog):
     """The fakes have a byte each."""
     ranks = fakes("waits")
     facts = DeviceFacts("cuda", total_memory=8 << 30, free_memory=7 << 30, num_threads=8)
@@ -430,6 +430,7 @@ def test_gpus_are_counted_and_the_fullest_one_decides(fakes):
     config, least = ranks.share(config_of(ROOT, 3), facts, 3)
     assert config == config_of(ROOT, 3)
     assert (least.free_memory, least.total_memory, least.num_threads) == (1, 1, 8)
+    assert "Rank 1 has 1 B of memory free and rank 0 7.00 GiB" in caplog.text
     second = replace(config_of(ROOT, 3), parallel=ParallelConfig(3, data_parallel_size=2))
     with pytest.raises(ConfigError, match="-size 3 with --data-parallel-size 2 needs 6 GPUs"):
         ranks.share(second, facts, 5, 3)

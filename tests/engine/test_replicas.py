@@ -228,7 +228,7 @@ async def test_without_another_engine_requests_wait_for_the_next_process(tmp_pat
     await rig.say(0, "stream", 5)
     await rig.die(0)
     assert rig.client.state == "starting" and "exit status 1" in rig.client.cause
-    with pytest.raises(EngineDeadError, match="starting after it died"):
+    with pytest.raises(EngineDeadError, match=r"starting \(phase: launch\) after it died"):
         rig.client.submit([request("new")])
     await rig.serve(1)
     assert rig.sent(1) == ["stream"] and rig.client.state == "ready"

@@ -146,6 +146,8 @@ class FakeClient:
     """Tokens after which the engine dies."""
     state: str = "ready"
     cause: str | None = None
+    phase: str = "launch"
+    down_since: float = field(default_factory=time.monotonic)
     requests: list[AddRequest] = field(default_factory=list)
     pixels: dict[str, Any] = field(default_factory=dict)
     """Of the pictures that requests had, by content hash."""

@@ -227,6 +227,22 @@ async def test_a_start_says_how_far_it_is() -> None:
         assert 0 <= first["seconds"] <= told["seconds"]
 
 
+def test_health_says_what_an_engine_that_starts_again_waits_for(start: Start) -> None:
+    client = FakeClient()
+    server = start(client)
+    lost, awaits = "Node 1 (10.0.0.8) is lost.", "wait for node 1 at 10.0.0.7 port 29501"
+    client.cause, client.phase, client.state = lost, awaits, "starting"
+    for path in ("/health", "/health/ready", "/v1/health", "/ping"):
+        reply = server.http.get(path)
+        assert reply.status_code == 503 and int(reply.headers["Retry-After"]) > 0
+        told = reply.json()
+        assert (told["status"], told["cause"]) == ("starting", lost)
+        assert told["progress"]["phase"] == awaits and 0 <= told["progress"]["seconds"] < 600
+    assert server.http.get("/health/live").status_code == 200
+    client.state = "ready"
+    assert server.http.get("/health").status_code == 200
+
+
 async def test_the_doctor_plans_beside_what_runs(
     smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,7 +282,6 @@ def test_probes(shared: RunningServer) -> None:
     ("client", "ready", "live"),
     [
         (FakeClient(), (200, b""), 200),
-        (FakeClient(state="starting"), (503, b'{"status":"starting","cause":null}'), 200),
         (
             FakeClient(stalled="The engine said nothing for 31 s."),
             (503, b'{"status":"stalled","cause":"The engine said nothing for 31 s."}'), 200,

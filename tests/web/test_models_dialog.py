@@ -229,6 +229,11 @@ def test_a_server_that_starts_says_how_far_it_is(visit) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(status=503, json={}))
     visitor.open()
     page.locator("#model-state", has_text="loading weights 25% · ").wait_for()
+    starting["progress"] = {
+        "phase": "wait for node 1 at 10.0.0.7 port 29501", "done": 0, "total": 0, "seconds": 7.0
+    }  # fmt: skip
+    text = "waiting for node 1 at 10.0.0.7 port 29501 · "
+    page.locator("#model-state", has_text=text).wait_for()
     page.unroute("**/health")
     page.unroute("**/v1/models")
     page.locator("#model-state[data-state=ready]").wait_for()

@@ -18,6 +18,7 @@ def plan_notes(
     choice."""
     return (
         *_devices(subject, hardware, config, chosen),
+        *_nodes(config),
         *_threads(hardware, config),
         *_length(subject, config),
         *_files(subject),
@@ -58,6 +59,17 @@ def _devices(
     else:
         fix = say("The model's heads and experts can be split over {most} at most.", most=used)
     yield Finding("devices", "WARN", text, fix)
+
+
+def _nodes(config: EngineConfig) -> Iterator[Finding]:
+    count = config.nodes.nnodes
+    if count > 1:
+        text = say("planned for {count} machines with this memory each", count=count)
+        fix = say(
+            "The device with the least memory decides for all of them: plan on that machine, or "
+            "name its GPU with --gpu."
+        )
+        yield Finding("nodes", "WARN", text, fix)
 
 
 def _threads(hardware: Hardware, config: EngineConfig) -> Iterator[Finding]:

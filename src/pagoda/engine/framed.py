@@ -5,10 +5,13 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from hashlib import sha256
 
 _LENGTH = struct.Struct(">I")
 NO_SECRET = b""
+GREETING_SECONDS = 10.0
+"""Until both sides have proved themselves: a peer that has not, and holds one of few places."""
 
 
 class FrameError(Exception):
@@ -19,19 +22,29 @@ def send_frame(sock: socket.socket, raw: bytes) -> None:
     sock.sendall(_LENGTH.pack(len(raw)) + raw)
 
 
-def read_frame(sock: socket.socket, most: int) -> bytes:
-    """The next message, of at most so many bytes; FrameError where it is longer."""
-    (length,) = _LENGTH.unpack(read(sock, _LENGTH.size))
+def read_frame(sock: socket.socket, most: int, until: float | None = None) -> bytes:
+    """The next message, of at most so many bytes; FrameError where it is longer. `until` as `read`
+    has it."""
+    (length,) = _LENGTH.unpack(read(sock, _LENGTH.size, until))
     if length > most:
         raise FrameError(f"a message of {length} bytes is longer than {most}")
-    return read(sock, length)
+    return read(sock, length, until)
 
 
-def read(sock: socket.socket, count: int) -> bytes:
-    """Exactly so many bytes; ConnectionError where the peer ends before."""
+def read(sock: socket.socket, count: int, until: float | None = None) -> bytes:
+    """Exactly so many bytes; ConnectionError where the peer ends before.
+
+    `until`: TimeoutError at that time.monotonic(), however often a byte comes. It replaces the
+    socket's own timeout, which bounds the wait for the next byte.
+    """
     data = bytearray(count)
     view = memoryview(data)
     while view:
+        if until is not None:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("the peer took too long")
+            sock.settimeout(left)
         got = sock.recv_into(view)
         if not got:
             raise ConnectionError("the connection ended")

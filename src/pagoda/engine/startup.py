@@ -88,7 +88,10 @@ def start_engine(
     spec = with_draft_head(spec, config) if draft is None else beside(spec, draft.model)
     ranks = start_ranks(config, spec, files, phases, give_up)
     try:
-        return _make_engine(_Start(config, files, spec, phases, libraries, ranks, draft), room)
+        made = _make_engine(_Start(config, files, spec, phases, libraries, ranks, draft), room)
+        if ranks is not None:
+            ranks.serves()
+        return made
     except BaseException:
         if ranks is not None:
             ranks.close()

@@ -225,6 +225,9 @@ def test_one_of_several_machines_is_planned(tmp_path):
     assert made.fits and "--nnodes 2" in made.command
     assert made.resolution.plan.total == same.resolution.plan.total
     assert not answer(subject, box(2), config).fits  # a GiB for each
+    (note,) = (note for note in made.findings if note.topic == "nodes")
+    assert note.text == "planned for 2 machines with this memory each" and "--gpu" in note.fix
+    assert not [note for note in same.findings if note.topic == "nodes"]
     with pytest.raises(ConfigError, match="2 devices on each of 2 machines, and 1 are named"):
         answer(subject, elsewhere("3090"), config)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagoda.base import runfile
@@ -43,7 +44,7 @@ class ServerLoad:
     up_seconds: float
     models: dict[str, ModelLoad] = field(default_factory=dict)
     problem: str = ""
-    """Why the models are not known."""
+    """Why the models are not known, or not all of them serve."""
 
 
 def servers() -> list[ServerLoad]:
@@ -56,11 +57,9 @@ def servers() -> list[ServerLoad]:
             sum(map(_cpu_seconds, processes)), max(0.0, _uptime() - entry.started / _TICKS),
         )  # fmt: skip
         try:
-            # trust_env: a proxy of this user's knows another 127.0.0.1.
-            address = f"http://127.0.0.1:{entry.port}/metrics"
-            reply = httpx.get(address, timeout=_SECONDS, trust_env=False)
-            reply.raise_for_status()
+            reply = _get(entry.port, "/metrics").raise_for_status()
             load.models = _models(reply.text)
+            load.problem = _trouble(_get(entry.port, "/health"))
         except httpx.HTTPStatusError as error:
             load.problem = f"answers {error.response.status_code}"
         except httpx.TimeoutException:
@@ -69,6 +68,33 @@ def servers() -> list[ServerLoad]:
             load.problem = "speaks no plain HTTP here"
         loads.append(load)
     return loads
+
+
+def _get(port: int, path: str) -> httpx.Response:
+    # trust_env: a proxy of this user's knows another 127.0.0.1.
+    return httpx.get(f"http://127.0.0.1:{port}{path}", timeout=_SECONDS, trust_env=False)
+
+
+def _trouble(health: httpx.Response) -> str:
+    """What `/health` says is in the way; empty where all is well."""
+    if health.is_success:
+        return ""
+    try:
+        found = msgspec.json.decode(health.content, type=_Health)
+    except msgspec.MsgspecError:
+        return f"answers {health.status_code}"
+    why = found.cause if found.progress is None else found.progress.phase
+    return f"{found.status}: {why}" if why else found.status
+
+
+class _Progress(msgspec.Struct):
+    phase: str
+
+
+class _Health(msgspec.Struct):
+    status: str
+    cause: str | None = None
+    progress: _Progress | None = None
 
 
 _READ = {

@@ -25,7 +25,7 @@ def table_of_rates(before: Iterable[ServerLoad], now: Iterable[ServerLoad]) -> l
     for load in now:
         past = earlier.get((load.port, load.pid))
         seconds = 0.0 if past is None else load.at - past.at
-        for row, name in zip(_rows(load), load.models or ("",), strict=True):
+        for row, name in zip(_rows(load), _names(load), strict=True):
             rates = ("", "", "")
             if past is not None and seconds > 0:
                 cpu = max(0.0, load.cpu_seconds - past.cpu_seconds) / seconds
@@ -47,14 +47,20 @@ def _tokens(past: ModelLoad | None, now: ModelLoad | None, seconds: float) -> tu
 def _rows(load: ServerLoad) -> list[tuple[str, ...]]:
     server = (str(load.port), str(load.pid))
     end = (format_bytes(load.memory), _span(load.up_seconds))
-    if not load.models:
-        said = load.problem or "no model is loaded"
-        return [(*server, f"({said})", "", "", "", *end)]
-    return [
+    rows: list[tuple[str, ...]] = [
         (*server, for_terminal(name), f"{model.running:g}", f"{model.waiting:g}",
          f"{model.kv_usage:.0%}", *end)
         for name, model in load.models.items()
     ]  # fmt: skip
+    if load.problem or not rows:
+        said = for_terminal(load.problem) or "no model is loaded"
+        rows.append((*server, f"({said})", "", "", "", *end))
+    return rows
+
+
+def _names(load: ServerLoad) -> list[str]:
+    """The model of each of `_rows`."""
+    return [*load.models, *([""] if load.problem or not load.models else [])]
 
 
 def _span(seconds: float) -> str:

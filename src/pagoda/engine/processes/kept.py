@@ -57,6 +57,8 @@ class KeptEngine:
         self.ready: EngineReady | None = None
         """What the engine said when it was last ready; `state` tells whether it is."""
         self.phase = "launch"
+        self.down_since = time.monotonic()
+        """time.monotonic() of the launch, or of the death, from which it was not ready."""
         self.restarts = 0
         self.out_of_memory = False
         """It died because its model does not fit."""
@@ -276,6 +278,7 @@ class KeptEngine:
         when = f" in {format_seconds(delay)}" if delay else ""
         log.error("The engine died and is restarted%s: %s", when, cause)
         self.state, self.cause, self.phase = "starting", cause, "launch"
+        self.down_since = time.monotonic()
         self._settled.clear()
         self._on_death(cause)
         if delay:
@@ -318,5 +321,5 @@ def not_ready(state: State, stopping: bool, cause: str | None, phase: str) -> En
         return EngineDeadError("The engine is shutting down.")
     if state == "dead":
         return EngineDeadError(cause or "The engine is dead.")
-    reason = f" after it died: {cause}" if cause else f" (phase: {phase})."
-    return EngineDeadError(f"The engine is starting{reason}")
+    reason = f" after it died: {cause}" if cause else "."
+    return EngineDeadError(f"The engine is starting (phase: {phase}){reason}")

@@ -17,6 +17,7 @@ from pagoda.engine.ranks.listening import Connection, NodeEnters, RefusedError, 
 from pagoda.engine.ranks.nodes import (
     BEAT_SECONDS,
     LEADER_SILENCE,
+    EngineServes,
     FromNode,
     NodeExited,
     NodeLeaves,
@@ -72,23 +73,24 @@ def _run(config: EngineConfig, number: int) -> int:
     while True:
         try:
             connection = enter(nodes.master_addr, nodes.master_port, secret=secret, who=who)
-        except RefusedError as error:
-            if not error.for_now:
+        except (RefusedError, OSError) as error:
+            if isinstance(error, RefusedError) and not error.for_now:
                 log.error("Node 0 refuses this machine: %s.", error)
                 return 1
-            time.sleep(_RETRY_SECONDS)
-        except OSError as error:
             if not reported or time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 log.info(
                     "Waiting for node 0 at %s port %d (%s).",
-                    nodes.master_addr, nodes.master_port, error.strerror or error,
+                    nodes.master_addr, nodes.master_port, getattr(error, "strerror", None) or error,
                 )  # fmt: skip
             time.sleep(_RETRY_SECONDS)
         else:
             log.info("Node %d of %d takes part.", number, nodes.nnodes)
             reason = _Visit(config, path, secret, connection).run()
-            log.info("Its ranks are ended: %s. Waiting for the next start.", reason)
+            log.warning(
+                "Node 0 is lost: %s. This machine's ranks are ended; waiting for node 0 at %s "
+                "port %d.", reason, nodes.master_addr, nodes.master_port,
+            )  # fmt: skip
             reported = time.monotonic()
 
 
@@ -97,6 +99,7 @@ class _Visit:
 
     def __init__(self, config: EngineConfig, path: Path, secret: bytes, connection: Connection):
         self._model, self._path, self._secret = config.model, path, secret
+        self._nodes = config.nodes
         self._connection = connection
         self._ranks: dict[int, LocalRank] = {}
         self._told: set[int] = set()
@@ -117,10 +120,15 @@ class _Visit:
                 order = self._next()
                 if isinstance(order, NodeStart):
                     self._start(order.launch)
+                elif isinstance(order, EngineServes):
+                    log.info(
+                        "Node %d of %d serves: all nodes are here and have loaded the model.",
+                        self._nodes.node_rank, self._nodes.nnodes,
+                    )  # fmt: skip
                 elif isinstance(order, TimeoutError):
-                    return f"node 0 said nothing for {LEADER_SILENCE:g} s"
+                    return f"it said nothing for {LEADER_SILENCE:g} s"
                 elif isinstance(order, Exception):
-                    return "the engine on node 0 ended"
+                    return "its engine or the connection to it ended"
         except _Stopped as why:
             self._say(NodeLeaves(str(why)))
             raise

@@ -3,7 +3,7 @@
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -15,6 +15,7 @@ from pagoda.base import env
 from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.facts import DeviceFacts
 from pagoda.base.log import get_logger, log_settings
+from pagoda.base.units import format_bytes
 from pagoda.config.engine import EngineConfig
 from pagoda.config.kv_transfer import is_local
 from pagoda.core.plan import StepPlan
@@ -61,6 +62,8 @@ _WATCH_SECONDS = 0.5
 # The engine's own thread notices a rank's end at its next exchange over gloo or its next idle look;
 # NCCL may let it wait for ever.
 _NOTICE_SECONDS = 5.0
+# Of what rank 0 has; less is said.
+_MUCH_LESS = 0.8
 # After one rank is lost, so long may the others and the system take to say which was the first.
 _VERDICT_SECONDS = 2.0
 
@@ -137,9 +140,7 @@ class Ranks:
             )
         if not on_cpu or beside < self.size:
             self._wait(lambda: len(self._up) == self.size - 1)
-            free = [facts.free_memory, *(up.free_memory for up in self._up.values())]
-            total = [facts.total_memory, *(up.total_memory for up in self._up.values())]
-            facts = replace(facts, free_memory=min(free), total_memory=min(total))
+            facts = _with_least(facts, self._up.values())
         return self._starter.part(config, facts) if on_cpu else (config, facts)
 
     def load(self, setup: RankSetup) -> None:
@@ -231,6 +232,10 @@ class Ranks:
             self._give_up(cause)
         elif "group" in self.__dict__:
             self.group.abort()
+
+    def serves(self) -> None:
+        """All is loaded and warm: let the other machines' logs say so."""
+        self._starter.serves()
 
     def close(self) -> None:
         """End the processes and remove their sockets. Harmless when repeated."""
@@ -347,6 +352,21 @@ class RanksExecutor(LocalExecutor):
         self._ranks.close()
 
 
+def _with_least(facts: DeviceFacts, others: Collection[RankUp]) -> DeviceFacts:
+    """Rank 0's with the least memory of all; says whose that is, where it is much less."""
+    least = min(others, key=lambda up: up.free_memory)
+    if least.free_memory < _MUCH_LESS * facts.free_memory:
+        log.warning(
+            "Rank %d has %s of memory free and rank 0 %s: all are planned for the least.",
+            least.rank, format_bytes(least.free_memory), format_bytes(facts.free_memory),
+        )  # fmt: skip
+    return replace(
+        facts,
+        free_memory=min(facts.free_memory, least.free_memory),
+        total_memory=min(facts.total_memory, *(up.total_memory for up in others)),
+    )
+
+
 def start_ranks(
     config: EngineConfig,
     spec: ModelSpec,
@@ -373,7 +393,7 @@ def _starter(config: EngineConfig, files: ModelFiles, phases: Phases) -> RankSta
         return LocalStarter(config.parallel.num_ranks)
     starter = NodeStarter(config, model_identity(config, files))
     with phases.timed("wait for nodes"):
-        starter.wait()
+        starter.wait(phases.awaits)
     return starter
 
 

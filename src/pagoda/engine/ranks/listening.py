@@ -8,6 +8,7 @@ both sides send frames (`engine.framed`) of MessagePack.
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -15,14 +16,21 @@ import msgspec
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.log import get_logger
-from pagoda.engine.framed import FrameError, is_proved, new_nonce, proof, read_frame, send_frame
+from pagoda.engine.framed import (
+    GREETING_SECONDS,
+    FrameError,
+    is_proved,
+    new_nonce,
+    proof,
+    read_frame,
+    send_frame,
+)
 from pagoda.version import __version__
 
 log = get_logger(__name__)
 
 MAGIC = "pagoda-ranks-1"
 OTHER_SECRET = "the two have different secrets (PAGODA_NODES_SECRET)"
-_GREETING_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _BACKLOG = 128
 # Greetings at once.
@@ -164,7 +172,7 @@ class Listener:
         try:
             connection = Connection(peer)
             where = connection.peer
-            connection.be_heard(_GREETING_SECONDS)
+            connection.be_heard(GREETING_SECONDS)
             who, answer = self._let_in(peer)
             connection.be_heard(None)
             _send(peer, answer)
@@ -182,9 +190,9 @@ class Listener:
             self._greetings.release()
 
     def _let_in(self, peer: socket.socket) -> tuple[Entering, Admitted]:
-        nonce = new_nonce()
+        nonce, until = new_nonce(), time.monotonic() + GREETING_SECONDS
         _send(peer, Hello(MAGIC, __version__, nonce))
-        entry = _receive(peer, Entry)
+        entry = _receive(peer, Entry, until)
         # The secret first: who does not know it learns nothing.
         if not is_proved(entry.proof, self._secret, "enters", entry.nonce, nonce):
             raise RefusedError(OTHER_SECRET)
@@ -199,14 +207,14 @@ def enter(address: str, port: int, *, secret: bytes, who: Entering) -> Connectio
     """Connect to a listener. OSError where there is none (yet), RefusedError where it says no."""
     sock = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
     try:
-        sock.settimeout(_GREETING_SECONDS)
-        hello, nonce = _receive(sock, Hello), new_nonce()
+        until = time.monotonic() + GREETING_SECONDS
+        hello, nonce = _receive(sock, Hello, until), new_nonce()
         if hello.magic != MAGIC:
             raise RefusedError(f"{address} port {port} is not Pagoda's")
         shown = proof(secret, "enters", nonce, hello.nonce)
         raw = msgspec.Raw(msgspec.msgpack.encode(who))
         _send(sock, Entry(nonce, shown, __version__, raw))
-        answer = _receive(sock, Admitted | Refused)
+        answer = _receive(sock, Admitted | Refused, until)
         if isinstance(answer, Refused):
             raise RefusedError(answer.said[:1000], for_now=answer.for_now)
         if not is_proved(answer.proof, secret, "lets in", hello.nonce, nonce):
@@ -258,5 +266,5 @@ def _send(sock: socket.socket, message: msgspec.Struct) -> None:
     send_frame(sock, msgspec.msgpack.encode(message))
 
 
-def _receive(sock: socket.socket, kind: Any) -> Any:
-    return msgspec.msgpack.decode(read_frame(sock, _MOST_GREETING), type=kind)
+def _receive(sock: socket.socket, kind: Any, until: float) -> Any:
+    return msgspec.msgpack.decode(read_frame(sock, _MOST_GREETING, until), type=kind)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -39,6 +40,10 @@ class NodeStart(msgspec.Struct, tag=True):
     """Without the secret, which the node has."""
 
 
+class EngineServes(msgspec.Struct, tag=True):
+    """All ranks of all nodes have loaded, and requests are taken."""
+
+
 class StillThere(msgspec.Struct, tag=True):
     """Both say so about once a second."""
 
@@ -55,7 +60,7 @@ class NodeLeaves(msgspec.Struct, tag=True):
     cause: str
 
 
-ToNode = NodeStart | StillThere
+ToNode = NodeStart | EngineServes | StillThere
 FromNode = NodeExited | NodeLeaves | StillThere
 
 
@@ -133,17 +138,21 @@ class NodeStarter(EqualParts):
         self.link: LeaderEnd = TcpLeader(address, nodes.master_port, size, secret, self)
         threading.Thread(target=self._beat, name="nodes", daemon=True).start()
 
-    def wait(self) -> None:
-        """Until all are here, however long that takes."""
+    def wait(self, awaits: Callable[[str], None]) -> None:
+        """Until all are here, however long that takes; `awaits` hears about once a second of
+        those that are not."""
+        place = self.link.place
+        assert isinstance(place, TcpPlace)
         reported = time.monotonic() - _REPORT_SECONDS
         while missing := self._missing():
+            numbers = ", ".join(map(str, missing))
+            which = "node" if len(missing) == 1 else "nodes"
+            awaits(f"{which} {numbers} at {place.host} port {place.port}")
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
-                place = self.link.place
-                assert isinstance(place, TcpPlace)
                 log.info(
                     "Waiting at %s port %d for --node-rank %s of --nnodes %d.",
-                    place.host, place.port, ", ".join(map(str, missing)), self._count,
+                    place.host, place.port, numbers, self._count,
                 )  # fmt: skip
             with self._changed:
                 if len(self._nodes) < self._count - 1:
@@ -166,6 +175,10 @@ class NodeStarter(EqualParts):
         node = self._nodes[number]
         node.send(NodeStart(msgspec.structs.replace(launch, place=place)))
         return _RemoteRank(node, launch.rank)
+
+    def serves(self) -> None:
+        for node in self._nodes.values():
+            node.send(EngineServes())
 
     def close(self) -> None:
         self._closed.set()

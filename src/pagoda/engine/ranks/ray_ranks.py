@@ -120,6 +120,9 @@ class RayStarter:
         where = self._address.get(self._places[launch.rank], "")
         return RayRank(launch.rank, where, actor, actor.follow.remote(raw, __version__))
 
+    def serves(self) -> None:
+        """Nobody else need know."""
+
     def close(self) -> None:
         self.link.close()
         self._release()

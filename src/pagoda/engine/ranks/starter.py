@@ -54,6 +54,9 @@ class RankStarter(Protocol):
     def start(self, launch: RankLaunch) -> StartedRank:
         """Start the rank that this is for."""
 
+    def serves(self) -> None:
+        """The engine takes requests from now on."""
+
     def close(self) -> None:
         """All ranks have ended. Harmless when repeated."""
 
@@ -83,6 +86,9 @@ class LocalStarter(EqualParts):
 
     def start(self, launch: RankLaunch) -> "LocalRank":
         return LocalRank(launch, self._module)
+
+    def serves(self) -> None:
+        """Nobody else need know."""
 
     def close(self) -> None:
         self.link.close()

@@ -65,8 +65,12 @@ class Replicas(Asking):
     @property
     def phase(self) -> str:
         """That of the first that is not ready."""
-        starting = (each.phase for each in self._replicas if each.state == "starting")
-        return next(starting, self._replicas[0].phase)
+        return self._first_down.phase
+
+    @property
+    def down_since(self) -> float:
+        """time.monotonic() of the launch, or the death, of the first that is not ready."""
+        return self._first_down.down_since
 
     @property
     def stalled(self) -> str | None:
@@ -210,6 +214,11 @@ class Replicas(Asking):
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    @property
+    def _first_down(self) -> Replica:
+        starting = (each for each in self._replicas if each.state == "starting")
+        return next(starting, self._replicas[0])
 
     def _serving(self) -> list[Replica]:
         return [each for each in self._replicas if each.state == "ready"]

@@ -458,9 +458,9 @@ def describe(entry: ModelEntry) -> Event:
         "status": entry.state,
         "pinned": entry.pinned,
     }
-    if entry.state == "loading":
+    if entry.loading:
         event["seconds"] = round(time.monotonic() - entry.load_began, 1)
-    if entry.progress is not None and entry.state == "loading":
+    if entry.progress is not None and entry.loading:
         event["progress"] = msgspec.to_builtins(entry.progress)
         event["progress"].pop("type", None)
     if entry.served is not None:

@@ -33,6 +33,10 @@ class Phases:
         with self.ledger.phase(phase):
             yield
 
+    def awaits(self, what: str) -> None:
+        """The phase goes on once others have come; told anew, it is not taken to stand still."""
+        self._report(EngineProgress(f"wait for {what}"))
+
     def progress(self, done: int, total: int, check: Callable[[], None] | None = None) -> None:
         """Pass on at most ten times a second, and always the end; `check` before each."""
         now = time.monotonic()

@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -149,9 +150,10 @@ class Listener:
 
     def _serve(self, peer: socket.socket, address: str) -> None:
         try:
-            peer.settimeout(wire.SILENCE_SECONDS)
+            peer.settimeout(wire.GREETING_SECONDS)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._greet(peer)
+            peer.settimeout(wire.SILENCE_SECONDS)
             while True:
                 message = wire.receive(
                     peer, self._most_bytes, wire.Pull | wire.Done | wire.ListTexts
@@ -167,9 +169,9 @@ class Listener:
             peer.close()
 
     def _greet(self, peer: socket.socket) -> None:
-        nonce = wire.new_nonce()
+        nonce, until = wire.new_nonce(), time.monotonic() + wire.GREETING_SECONDS
         wire.send(peer, wire.Hello(wire.MAGIC, nonce))
-        greeting = wire.receive(peer, wire.MOST_GREETING, wire.Greeting)
+        greeting = wire.receive(peer, wire.MOST_GREETING, wire.Greeting, until)
         if not wire.is_proved(greeting.proof, self._secret, "fetches", greeting.nonce, nonce):
             self._refuse(peer, "secret", "the two have different secrets (PAGODA_KV_SECRET)")
         other = wire.difference(greeting.blocks_of, self._blocks_of)

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from pagoda.engine.framed import (
+    GREETING_SECONDS,
     FrameError,
     is_proved,
     new_nonce,
@@ -27,7 +28,7 @@ from pagoda.engine.framed import (
     send_frame,
 )
 
-__all__ = ["is_proved", "new_nonce", "proof", "read"]
+__all__ = ["GREETING_SECONDS", "is_proved", "new_nonce", "proof", "read"]
 
 MAGIC = "pagoda-kv-1"
 HASH_BYTES = 32
@@ -103,11 +104,11 @@ def send(sock: socket.socket, message: msgspec.Struct) -> None:
     send_frame(sock, msgspec.msgpack.encode(message))
 
 
-def receive(sock: socket.socket, most: int, kind: Any) -> Any:
+def receive(sock: socket.socket, most: int, kind: Any, until: float | None = None) -> Any:
     """The next message, of at most so many bytes; TransferError where it is none of that kind, one
-    of the structs above or a union of them."""
+    of the structs above or a union of them. `until` as `framed.read` has it."""
     try:
-        return msgspec.msgpack.decode(read_frame(sock, most), type=kind)
+        return msgspec.msgpack.decode(read_frame(sock, most, until), type=kind)
     except FrameError as error:
         raise TransferError("protocol", str(error)) from error
     except msgspec.MsgspecError as error:

@@ -11,8 +11,9 @@ from pagoda.server.protocol.models import LoadProgress
 class Health(msgspec.Struct):
     status: str
     cause: str | None = None
+    """Why the engine is not ready, once it has died."""
     progress: LoadProgress | UnsetType = UNSET
-    """How far the first model is, while the server starts."""
+    """How far a model's engine is that starts, and what it waits for."""
 
 
 class Version(msgspec.Struct):

@@ -269,6 +269,8 @@ def check_ready(served: ServedModel) -> None:
 def _not_ready(served: ServedModel) -> str:
     client = served.client
     if client.state == "starting":
-        after = f" again, after its engine died: {client.cause}" if client.cause else "."
-        return f"The model {served.names[0]} is loading{after}"
+        said = f"The model {served.names[0]} is loading"
+        if client.cause is None:
+            return f"{said} (phase: {client.phase})."
+        return f"{said} again (phase: {client.phase}), after its engine died: {client.cause}"
     return f"The engine is not running: {client.cause or client.state}"

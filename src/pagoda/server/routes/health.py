@@ -64,12 +64,18 @@ async def load(request: Request) -> Response:
 def find_trouble(context: Context) -> Health | None:
     if not context.fleet.entries:
         step = context.starting or EngineProgress(context.phase())
-        seconds = round(time.monotonic() - context.began, 1)
-        return Health("starting", progress=LoadProgress(step.phase, step.done, step.total, seconds))
+        return Health("starting", progress=_progress(step, context.began))
     for served in context.fleet.models():
         client = served.client
+        if client.state == "starting":
+            step = EngineProgress(client.phase)
+            return Health("starting", client.cause, _progress(step, client.down_since))
         if client.state != "ready":
             return Health(client.state, client.cause)
         if client.stalled is not None:
             return Health("stalled", client.stalled)
     return None
+
+
+def _progress(step: EngineProgress, began: float) -> LoadProgress:
+    return LoadProgress(step.phase, step.done, step.total, round(time.monotonic() - began, 1))

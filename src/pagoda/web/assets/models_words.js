@@ -46,6 +46,7 @@ const ENGLISH = {
   phaseWeights: "loading weights",
   phasePlan: "planning memory",
   phaseWarm: "warming up",
+  phaseWaits: "waiting for {what}",
 };
 
 const CHINESE = {
@@ -92,6 +93,7 @@ const CHINESE = {
   phaseWeights: "加载权重",
   phasePlan: "规划内存",
   phaseWarm: "预热",
+  phaseWaits: "等待 {what}",
 };
 
 addWords(ENGLISH, CHINESE);
@@ -109,9 +111,10 @@ const PHASES = {
   "warm up": "phaseWarm",
 };
 
-/** "loading weights 43% · 12 s". */
+/** "loading weights 43% · 12 s", "waiting for node 1 at 10.0.0.7 port 29501 · 12 s". */
 export function phaseText({ phase, done, total, began }) {
-  const words = t(PHASES[phase] ?? "loading");
+  const [, what] = /^wait for (.+)$/.exec(phase) ?? [];
+  const words = what ? t("phaseWaits", { what }) : t(PHASES[phase] ?? "loading");
   const share = total ? ` ${Math.floor((100 * done) / total)}%` : "";
   const seconds = Math.max(0, Math.round((Date.now() - began) / 1000));
   return `${words}${share} · ${t("spent", { seconds })}`;
