@@ -18,7 +18,7 @@ class Forms:
     def __init__(self, table: Mapping[str, str]):
         forms = [_Form(form, translation) for form, translation in table.items()]
         # Of two that fit, the one with more words of its own was meant.
-        self._forms = sorted(forms, key=lambda form: form.own, reverse=True)
+        self._forms = sorted(forms, key=lambda form: (form.own, form.stop), reverse=True)
 
     def translated(self, text: str) -> str:
         """With the sentences that it quotes, which may lack their full stop; as it is where it has
@@ -42,7 +42,7 @@ class _Form:
             if name is not None:
                 self._names.append(name)
                 self._literals.append("")
-        self._stop = form.endswith(".")
+        self.stop = form.endswith(".")
         self._translation = translation
         self.own = sum(map(len, self._literals))
 
@@ -54,13 +54,13 @@ class _Form:
             if place < 0:
                 return None
             place += len(literal)
-        pattern = "(.*?)".join(map(re.escape, self._literals)) + r"\.?" * self._stop
+        pattern = "(.*?)".join(map(re.escape, self._literals)) + r"\.?" * self.stop
         found = re.fullmatch(pattern, text, re.DOTALL)
         return found and dict(zip(self._names, found.groups(), strict=True))
 
     def filled(self, fields: Mapping[str, str], stop: bool) -> str:
         translation = self._translation
-        if self._stop and not stop:
+        if self.stop and not stop:
             translation = translation.removesuffix("。")
         return "".join(
             literal + (fields[name] if name is not None else "")
