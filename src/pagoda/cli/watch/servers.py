@@ -11,6 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagoda.base import runfile
+from pagoda.base.words import say
 
 _SECONDS = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -62,11 +63,11 @@ def servers() -> list[ServerLoad]:
             reply.raise_for_status()
             load.models = _models(reply.text)
         except httpx.HTTPStatusError as error:
-            load.problem = f"answers {error.response.status_code}"
+            load.problem = say("answers {status}", status=error.response.status_code)
         except httpx.TimeoutException:
-            load.problem = f"says nothing for {_SECONDS:g} s"
+            load.problem = say("says nothing for {seconds:g} s", seconds=_SECONDS)
         except httpx.HTTPError:
-            load.problem = "speaks no plain HTTP here"
+            load.problem = say("speaks no plain HTTP here")
         loads.append(load)
     return loads
 
