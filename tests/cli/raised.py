@@ -20,7 +20,7 @@ _SHOWN = {
 }  # fmt: skip
 # Whose ValueErrors are quoted by errors about flags, files and variables.
 _QUOTED = ("base", "config")
-_OF_SYSTEM = (
+OF_SYSTEM = (
     "[Errno {0}] {1}",
     "[Errno {0}] {1}: {2}",
     *map(
@@ -49,8 +49,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def raised(folder: Path = SOURCES) -> dict[str, str]:
-    """Forms of all messages, with {0}, {1}, ... for values, to where they stand."""
-    modules = [_Module(path) for path in sorted(folder.rglob("*.py"))]
+    """Forms of all messages, with {0}, {1}, ... for values, to where they stand.
+
+    Found are the texts that errors are made with, those that functions and names of the same
+    module give to them, and what is passed to functions that put an argument into a message. What
+    `say` makes is not: it is in the other catalogue.
+    """
+    modules = [_Module(path, folder) for path in sorted(folder.rglob("*.py"))]
     functions: dict[str, list[tuple[_Module, Function]]] = {}
     for module in modules:
         for each in module.functions:
@@ -63,12 +68,12 @@ def raised(folder: Path = SOURCES) -> dict[str, str]:
             search.causes(module, function)
     for module in modules:
         search.arguments(module)
-    return search.found | dict.fromkeys(_OF_SYSTEM, "the system")
+    return search.found | dict.fromkeys(OF_SYSTEM, "the system")
 
 
 class _Module:
-    def __init__(self, path: Path):
-        self.name = path.relative_to(SOURCES)
+    def __init__(self, path: Path, folder: Path):
+        self.name = path.relative_to(folder)
         self.tree = ast.parse(path.read_text())
         self.constants = _assigned(self.tree.body)
         self.functions = [each for each in ast.walk(self.tree) if isinstance(each, Function)]
@@ -111,7 +116,7 @@ class _Search:
 
     def arguments(self, module: _Module) -> None:
         """What such functions are given."""
-        for call, known, _ in module.calls():
+        for call, known, _around in module.calls():
             if module.name.parts[0] == "bench" or (
                 isinstance(call.func, ast.Attribute) and _name(call.func.value) in _LOGS
             ):
@@ -149,7 +154,8 @@ class _Search:
 
     def _keep_all(self, module: _Module, line: int, texts: Iterable[Parts]) -> None:
         for parts in texts:
-            if any(part is not None and any(map(str.isalpha, part)) for part in parts):
+            own = "".join(part or "" for part in parts)
+            if any(map(str.isalpha, own)) or ": " in own:
                 self.found.setdefault(_numbered(parts), f"src/pagoda/{module.name}:{line}")
 
     def _parts(self, node: ast.expr, module: _Module, known: Known, steps: int) -> list[Parts]:
