@@ -104,6 +104,11 @@ def speak(language: str | None = None) -> None:
     _catalogue = _table(CHINESE) if (language or _of_environment()) == "zh" else {}
 
 
+def spoken() -> str:
+    """Which of LANGUAGES."""
+    return "zh" if _catalogue else "en"
+
+
 def _table(path: str) -> dict[str, str]:
     import json
 
