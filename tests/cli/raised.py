@@ -4,7 +4,7 @@ import ast
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import product
 from pathlib import Path
 
@@ -48,14 +48,14 @@ Known = Mapping[str, Sequence[ast.expr]]
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def raised(folder: Path = SOURCES) -> dict[str, str]:
+def raised(folder: Path = SOURCES, shown: Set[str] = _SHOWN) -> dict[str, str]:
     """Forms of all messages, with {0}, {1}, ... for values, to where they stand.
 
     Found are the texts that errors are made with, those that functions and names of the same
     module give to them, and what is passed to functions that put an argument into a message. What
-    `say` makes is not: it is in the other catalogue.
+    `say` makes is not: it is in the other catalogue. `shown` are the names of the errors.
     """
-    modules = [_Module(path, folder) for path in sorted(folder.rglob("*.py"))]
+    modules = [_Module(path, folder, shown) for path in sorted(folder.rglob("*.py"))]
     functions: dict[str, list[tuple[_Module, Function]]] = {}
     for module in modules:
         for each in module.functions:
@@ -72,12 +72,12 @@ def raised(folder: Path = SOURCES) -> dict[str, str]:
 
 
 class _Module:
-    def __init__(self, path: Path, folder: Path):
+    def __init__(self, path: Path, folder: Path, shown: Set[str]):
         self.name = path.relative_to(folder)
         self.tree = ast.parse(path.read_text())
         self.constants = _assigned(self.tree.body)
         self.functions = [each for each in ast.walk(self.tree) if isinstance(each, Function)]
-        self.types = _SHOWN | ({"ValueError"} if self.name.parts[0] in _QUOTED else set())
+        self.types = shown | ({"ValueError"} if self.name.parts[0] in _QUOTED else set())
 
     def calls(self) -> Iterator[tuple[ast.Call, Known, Function | None]]:
         """With what names stand for there, and the function around it."""
@@ -156,7 +156,7 @@ class _Search:
         for parts in texts:
             own = "".join(part or "" for part in parts)
             if any(map(str.isalpha, own)) or ": " in own:
-                self.found.setdefault(_numbered(parts), f"src/pagoda/{module.name}:{line}")
+                self.found.setdefault(_numbered(parts), f"{module.name}:{line}")
 
     def _parts(self, node: ast.expr, module: _Module, known: Known, steps: int) -> list[Parts]:
         """Each way in which a text may come out."""

@@ -25,10 +25,11 @@ class Forms:
         no form of the table."""
         if not text or len(text) > _LONGEST:
             return text
-        for form in self._forms:
-            if (values := form.values(text)) is not None:
-                fields = {name: self.translated(value) for name, value in values.items()}
-                return form.filled(fields, stop=text.endswith("."))
+        for whole in (True, False):
+            for form in self._forms:
+                if (values := form.values(text, whole)) is not None:
+                    fields = {name: self.translated(value) for name, value in values.items()}
+                    return form.filled(fields, stop=whole)
         return text
 
 
@@ -46,15 +47,17 @@ class _Form:
         self._translation = translation
         self.own = sum(map(len, self._literals))
 
-    def values(self, text: str) -> dict[str, str] | None:
-        """Of the fields; None where the text has another form."""
+    def values(self, text: str, whole: bool) -> dict[str, str] | None:
+        """Of the fields; None where the text has another form. `whole`: with its full stop."""
+        if not (whole or self.stop):
+            return None
         place = 0
         for literal in self._literals:  # much faster than the expression, and rarely wrong
             place = text.find(literal, place)
             if place < 0:
                 return None
             place += len(literal)
-        pattern = "(.*?)".join(map(re.escape, self._literals)) + r"\.?" * self.stop
+        pattern = "(.*?)".join(map(re.escape, self._literals)) + r"\." * (whole and self.stop)
         found = re.fullmatch(pattern, text, re.DOTALL)
         return found and dict(zip(self._names, found.groups(), strict=True))
 
