@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from string import Formatter
 
+_WORDS = 3
+"""Least characters of a form that has words of its own."""
 _LONGEST = 2000
 """Characters of a sentence that is looked up."""
 
@@ -25,8 +27,11 @@ class Forms:
         no form of the table."""
         if not text or len(text) > _LONGEST:
             return text
-        for whole in (True, False):
+        # What only puts a colon between two texts fits much, and is asked last.
+        for least, whole in ((_WORDS, True), (_WORDS, False), (0, True)):
             for form in self._forms:
+                if form.own < least:
+                    break
                 if (values := form.values(text, whole)) is not None:
                     fields = {name: self.translated(value) for name, value in values.items()}
                     return form.filled(fields, stop=whole)

@@ -28,8 +28,10 @@ class _HelpFormatter(argparse.HelpFormatter):
     def add_text(self, text: str | None) -> None:
         super().add_text(text and told(text))
 
-    def add_usage(self, usage: str | None, *args: Any, **kwargs: Any) -> None:
-        super().add_usage(usage, *args, prefix=told("usage: "), **kwargs)
+    def add_usage(
+        self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None
+    ) -> None:
+        super().add_usage(usage, actions, groups, told(prefix or "usage: "))
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return wrap(" ".join(text.split()), width)
