@@ -1,16 +1,42 @@
-"""The table of sentences against the source that says them."""
+"""The tables of sentences against the sources that say them."""
 
+import argparse
 import ast
+import importlib
+import json
 import re
 from pathlib import Path
 
 import pytest
 
 import pagoda_agent
-from pagoda_agent.chinese import SENTENCES, in_chinese
+from pagoda_agent.base import errors
+from pagoda_agent.chinese import SENTENCES, WORDS_FILE, in_chinese
+from pagoda_agent.cli.main import KINDS
+from pagoda_agent.cli.parser import FlagParser
 from pagoda_agent.consent.reasons import WORDS, Reason
+from pagoda_agent.words import speak, told
+from tests.cli.raised import raised
 
 SOURCE = Path(pagoda_agent.__file__).parent
+TABLE = json.loads(WORDS_FILE.read_text(encoding="utf-8"))
+# What errors of these folders say is for models alone.
+OF_MODELS = ("dialects", "input")
+WIDE = re.compile("[\u4e00-\u9fff]")
+
+
+@pytest.fixture
+def chinese():
+    speak("zh")
+    yield
+    speak("en")
+
+
+def parsers():
+    for kind, text in KINDS.items():
+        parser = FlagParser(prog=kind, usage=kind, description=text)
+        importlib.import_module(f"pagoda_agent.cli.{kind}").add_arguments(parser)
+        yield parser
 
 
 def bare(form: str) -> str:
@@ -71,3 +97,47 @@ def test_each_reason_has_chinese(code) -> None:
 )
 def test_sentences(english, chinese) -> None:
     assert in_chinese(english) == chinese
+
+
+def test_help_is_chinese(chinese) -> None:
+    for parser in parsers():
+        texts = [parser.description]
+        for group in parser._action_groups:
+            texts += [group.title, group.description]
+            texts += [each.help for each in group._group_actions if each.help != argparse.SUPPRESS]
+        names = "openai, responses, anthropic or dashscope"
+        texts = [text for text in texts if text and text != names]
+        assert [
+            text for text in texts if text and text != names and not WIDE.search(told(text))
+        ] == []
+        assert "：\n" in parser.format_help() and "用法：" in parser.format_help()
+
+
+def test_each_error_has_chinese() -> None:
+    shown = {name for name in vars(errors) if name.endswith("Error")}
+    shown |= {"LacksError", "JournalError", "ReplayError"}
+    found = {
+        form: where
+        for form, where in raised(
+            SOURCE, shown | {"LacksError", "JournalError", "ReplayError"}
+        ).items()
+        if not where.startswith(OF_MODELS) and where != "the system"
+    }
+    values = [f"value{index}" for index in range(20)]
+    missing = [
+        f"{where}: {json.dumps(form)}" for form, where in found.items()
+        if not WIDE.search(in_chinese(form.format(*values)))
+    ]  # fmt: skip
+    assert missing == [], f"Add lines to {WORDS_FILE.name}"
+
+
+def test_each_line_quotes_the_same_in_both_languages() -> None:
+    for english, chinese in TABLE.items():
+        assert sorted(re.findall(r"\{\w+\}", english)) == sorted(re.findall(r"\{\w+\}", chinese))
+
+
+def test_what_a_terminal_is_told(chinese) -> None:
+    assert told("    asks: Which file?") == "    询问：Which file?"
+    assert told("It would type the secret p. Allow it? [y/N] ") == "它会输入机密 p。允许吗？[y/N] "
+    speak("en")
+    assert told("Nobody answered in time; it is not done.").startswith("Nobody")

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 
 from pagoda.base.columns import columns, wrap
+from pagoda.base.errors import CapacityError, ConfigError, EngineDeadError
 from pagoda.base.units import format_bytes
 from pagoda.base.words import CHINESE as FILE
-from pagoda.base.words import message_of, say, speak, tell, told
+from pagoda.base.words import CHINESE_ERRORS, message_of, say, speak, tell, told
 from pagoda.cli.main import main
 from pagoda.config.parser import FlagParser
 from pagoda.doctor.findings import Finding
 from pagoda.doctor.report import finding_lines
 from tests.cli.messages import messages, parsers
+from tests.cli.raised import OF_SYSTEM, raised
 
 CHINESE = Path(FILE)
 CATALOGUE = json.loads(CHINESE.read_text(encoding="utf-8"))
+ERRORS = json.loads(Path(CHINESE_ERRORS).read_text(encoding="utf-8"))
 MESSAGES = messages()
 WIDE = re.compile("[\u4e00-\u9fff]")
 # Sentences in the catalogue, apart from words that are names in both languages.
@@ -29,7 +32,7 @@ NAMED = re.compile(r"%(?:\(\w+\))?[rs]")
 
 
 @pytest.fixture
-def chinese():
+def chinese_spoken():
     speak("zh")
     yield
     speak("en")
@@ -74,6 +77,68 @@ def test_no_line_is_left_behind():
     assert not left, f"src/pagoda/base/{CHINESE.name} has lines of no message:\n" + "\n".join(left)
 
 
+def test_every_error_has_its_chinese():
+    forms = raised()
+    missing = [f"{where}: {json.dumps(text)}" for text, where in forms.items()
+               if text not in ERRORS]  # fmt: skip
+    assert not missing, (
+        f"{len(missing)} errors have no Chinese. Add a line for each to "
+        f"src/pagoda/base/{Path(CHINESE_ERRORS).name}, English: Chinese, where {{0}}, {{1}}, ... "
+        "are its values:\n" + "\n".join(missing)
+    )
+    left = [text for text in ERRORS if text not in forms]
+    assert not left, f"{Path(CHINESE_ERRORS).name} has lines of no error:\n" + "\n".join(left)
+
+
+def test_errors_are_found_wherever_they_are_raised(tmp_path: Path):
+    (tmp_path / "module.py").write_text(
+        """
+_ADVICE = "Take another."
+
+def _fault(what):
+    if not what:
+        return f"{what} is empty."
+    return "It is {no} field."
+
+def _wrong(path, said):
+    return ConfigError(f"{path}: {said}.")
+
+def load(path, kind):
+    end = "is missing" if kind else f"is a {kind:>3}"
+    if kind:
+        raise errors.CheckpointError(f"{path} {end}; {_ADVICE}")
+    if not path:
+        raise CapacityError(_fault(path))
+    raise _wrong(path, f"{kind} is no kind of file") from None
+
+def ask(kind):
+    raise RequestError(f"{kind} is for clients.")
+"""
+    )
+    assert set(raised(tmp_path)) - set(OF_SYSTEM) == {
+        "{0} is missing; Take another.", "{0} is a {1}; Take another.", "{0} is empty.",
+        "It is {{no}} field.", "{0}: {1}.", "{0} is no kind of file",
+    }  # fmt: skip
+
+
+def test_an_error_is_told_by_its_form(chinese_spoken: None):
+    values = [f"value{index}" for index in range(20)]
+    said = {text.format(*values): chinese.format(*values) for text, chinese in ERRORS.items()}
+    assert {text: told(message_of(ConfigError(text))) for text in said} == said
+
+
+def test_what_an_error_quotes_is_told(chinese_spoken: None):
+    missing = "/a cannot be read: No such file or directory"
+    assert told(message_of(ConfigError(f"The variable X is 'y': {missing}."))) == (
+        "环境变量 X 是 'y'：/a 无法读取：没有这个文件或文件夹。"
+    )
+    assert told(message_of(ConfigError("something else."))) == "something else."
+    # What another process said is a text alone.
+    dead = say("{needs}. Free memory, choose a smaller quantization, or lower --max-num-seqs and "
+               "--max-num-batched-tokens.", needs="It needs 2")  # fmt: skip
+    assert told(message_of(EngineDeadError(str(dead)))) == told(message_of(CapacityError(dead)))
+
+
 def fields(text: str) -> set[tuple[str, str, str]]:
     """Names with their formats and conversions; of a text without any its % fields."""
     try:
@@ -81,18 +146,19 @@ def fields(text: str) -> set[tuple[str, str, str]]:
                  for _, name, kind, how in string.Formatter().parse(text) if name}  # fmt: skip
     except ValueError:  # braces of JSON, in a message without fields
         return set()
-    return {each for each in found if each[0].isidentifier()}
+    return {each for each in found if each[0].isidentifier() or each[0].isdigit()}
 
 
 def test_both_have_the_same_fields_and_flags():
     def parts(text: str) -> tuple[object, ...]:
         return fields(text), sorted(NAMED.findall(text)), set(FLAG.findall(text))
 
-    differ = {each: said for each, said in CATALOGUE.items() if parts(each) != parts(said)}
+    both = CATALOGUE | {text: ERRORS[text] for text in ERRORS if text not in OF_SYSTEM}
+    differ = {each: said for each, said in both.items() if parts(each) != parts(said)}
     assert not differ
 
 
-def test_help_is_chinese(chinese: None):
+def test_help_is_chinese(chinese_spoken: None):
     for name, parser in parsers().items():
         text = " ".join(parser.format_help().split())
         assert WIDE.search(text), name
@@ -206,7 +272,7 @@ def test_json_is_the_same(words: tuple[str, ...], capsys: pytest.CaptureFixture[
     assert "findings" in json.loads(said["zh"])
 
 
-def test_findings_fit_the_terminal(chinese: None):
+def test_findings_fit_the_terminal(chinese_spoken: None):
     text = say("{used}: weights that are swapped out come back from disk for every token",
                used=say("{used} of {total} swap in use", used="1 GiB", total="2 GiB"))  # fmt: skip
     fix = say("{end}, or serve a smaller model.", end=say("End what uses it"))
@@ -221,7 +287,7 @@ def test_findings_fit_the_terminal(chinese: None):
     assert all(columns(line) <= 44 for line in lines)
 
 
-def test_a_line_begins_with_no_punctuation(chinese: None):
+def test_a_line_begins_with_no_punctuation(chinese_spoken: None):
     text = told(FlagParser(prog="x").format_help()) + "，".join(["权重"] * 40)
     for width in range(20, 60):
         lines = wrap(text, width)

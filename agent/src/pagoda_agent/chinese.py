@@ -1,12 +1,15 @@
-"""What the agent says in fixed sentences, in Chinese: for its page and for exports.
+"""What the agent says in fixed sentences, in Chinese: for its page, for exports and terminals.
 
-Journals, models and terminals get English, whoever reads them; so a sentence is found again by its
-form. What is not in the table, such as a model's words or a rare error, stays as it is.
+Journals and models get English, whoever reads them; so a sentence is found again by its form. What
+is in no table, such as a model's words, stays as it is.
 """
 
-import re
+import json
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
+from pagoda_agent.base.forms import Forms
 from pagoda_agent.consent.reasons import WORDS
 
 _REASONS: Mapping[str, str] = {
@@ -107,7 +110,7 @@ SENTENCES: Mapping[str, str] = {
         "已达到{name}上限：{shown}。继续请用：pagoda agent resume RUN --max-{flag} N。"
     ),
     "{used} of {cap} rounds are used": "已用 {used}/{cap} 轮",
-    "{used} of {cap} tokens are used": "已用 {used}/{cap} 词元",
+    "{used} of {cap} tokens are used": "已用 {used}/{cap} token",
     "{used} of {cap} are spent": "已花费 {used}/{cap}",
     "{used} of {cap} seconds are over": "已过 {used}/{cap} 秒",
     "The screen has shown nothing for {seconds} s: the computer sleeps, is off, or its cable is "
@@ -115,7 +118,7 @@ SENTENCES: Mapping[str, str] = {
     "{error} What should be done?": "{error}该怎么办？",
     "{kind}: {error} (a bug; the log says where)": "{kind}：{error}（程序缺陷，位置见日志）",
     "rounds": "轮数",
-    "tokens": "词元",
+    "tokens": "token",
     "cost": "费用",
     "seconds": "时间",
     # What a person did at the computer.
@@ -197,7 +200,7 @@ SENTENCES: Mapping[str, str] = {
         "system_prompt 中的 {found} 没有对应的内容；已知：{known}"
     ),
     "A cap on the cost needs the prices of a million tokens.": (
-        "设置费用上限需要填写每百万词元的价格。"
+        "设置费用上限需要填写每百万 token 的价格。"
     ),
     "The cap on {name} is {cap}; it must be more than 0.": "{name}上限为 {cap}，必须大于 0。",
     "The model's base URL {url} must begin with http:// or https://.": (
@@ -212,23 +215,14 @@ SENTENCES: Mapping[str, str] = {
 }
 
 
-_LONGEST = 2000
-"""Characters of a sentence that is looked up."""
-
-
-def _pattern(form: str) -> re.Pattern[str]:
-    # Quoted sentences lose their full stop, or have one more.
-    literals = re.split(r"(\{\w+\})", form.removesuffix("."))
-    named = (f"(?P<{x[1:-1]}>.*?)" if x[:1] == "{" else re.escape(x) for x in literals)
-    return re.compile("".join(named) + r"\.?", re.DOTALL)
-
-
-_PATTERNS = [(_pattern(form), chinese) for form, chinese in SENTENCES.items()]
+WORDS_FILE = Path(__file__).with_name("words.zh.json")
 
 
 def in_chinese(text: str) -> str:
     """The sentence in Chinese, with those that it quotes; as it is where it is none of ours."""
-    for pattern, chinese in _PATTERNS if len(text) <= _LONGEST else ():
-        if found := pattern.fullmatch(text):
-            return chinese.format(**{k: in_chinese(v) for k, v in found.groupdict().items()})
-    return text
+    return _forms().translated(text)
+
+
+@cache
+def _forms() -> Forms:
+    return Forms(json.loads(WORDS_FILE.read_text(encoding="utf-8")) | SENTENCES)

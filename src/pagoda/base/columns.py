@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from collections.abc import Container, Iterable, Sequence
 
 _WIDE = frozenset("WF")
 # Neither a line's first nor its last character in Chinese.
@@ -30,6 +31,20 @@ def left(text: str, width: int) -> str:
 def right(text: str, width: int) -> str:
     """Padded to so many columns, as `str.rjust` does."""
     return " " * (width - columns(text)) + text
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], texts: Container[int]) -> list[str]:
+    """Lines of a table. The columns with these numbers are texts; the others, numbers, stand to
+    the right."""
+    cells = [head, *rows]
+    widths = [max(map(columns, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            left(cell, width) if index in texts else right(cell, width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
 
 
 class _Piece(str):

@@ -4,6 +4,8 @@ import sys
 import time
 from typing import Any
 
+from pagoda.base.words import tell
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -40,7 +42,8 @@ class CountBar:
         now = time.monotonic()
         if now - self._told >= _SECONDS_BETWEEN_LINES:
             self._told = now
-            print(f"{self._what}: {done} of {total}", file=sys.stderr)
+            said = tell("{what}: {done} of {total}", what=self._what, done=done, total=total)
+            print(said, file=sys.stderr)
 
 
 def _new_bar() -> Any:

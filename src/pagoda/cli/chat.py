@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, PagodaError
-from pagoda.base.words import say
+from pagoda.base.words import message_of, say, tell, told
 from pagoda.cli.connect import (
     add_source_arguments,
     open_source,
@@ -108,7 +108,8 @@ async def _converse(chat: Conversation, source: Source, first: str | None) -> in
 
     printer = chat_printer()
     session = make_session(env.cache_dir() / "chat_history", lambda: _toolbar(chat, source))
-    printer.note(f"{source.model} {source.place} · /help lists the commands, Ctrl-D leaves")
+    hint = tell("/help lists the commands, Ctrl-D leaves")
+    printer.note(f"{source.model} {told(source.place)} · {hint}")
     with quiet_keys():
         if first is not None:
             await _say(first, chat, source, printer)
@@ -127,7 +128,7 @@ async def _loop(
         except KeyboardInterrupt:
             if interrupted:
                 return 0
-            printer.note("Ctrl-C again, Ctrl-D or /exit leaves.")
+            printer.note(tell("Ctrl-C again, Ctrl-D or /exit leaves."))
             interrupted = True
             continue
         interrupted = False
@@ -149,7 +150,7 @@ async def _take(line: str, chat: Conversation, source: Source, printer: ReplyPri
             return Next.PROMPT
         text, following = run_command(line, chat, source)
     except PagodaError as error:
-        printer.note(str(error))
+        printer.note(told(message_of(error)))
         return Next.PROMPT
     if text:
         printer.note(text)
@@ -181,7 +182,7 @@ async def _say(text: str, chat: Conversation, source: Source, printer: ReplyPrin
     await _reply(before, chat, source, printer)
     if pictures and chat.turns == before:
         chat.pictures = pictures
-        printer.note(f"{waiting(chat)}; /image none leaves them out.")
+        printer.note(tell("{waiting}; /image none leaves them out.", waiting=waiting(chat)))
 
 
 async def _reply(
@@ -192,7 +193,7 @@ async def _reply(
         reply = await show(source.chat(chat.messages(), chat.options), printer)
     except PagodaError as error:
         chat.turns = before
-        printer.note(str(error))
+        printer.note(told(message_of(error)))
         return
     if reply.text or reply.usage:
         chat.answer(reply.text, reply.usage)
@@ -202,11 +203,13 @@ async def _reply(
     else:
         chat.turns = before
     limits = chat.options.get("max_tokens"), source.max_model_len
-    said = "stopped" if reply.usage is None else describe(reply.usage, *limits)
+    said = tell("stopped") if reply.usage is None else describe(reply.usage, *limits)
     printer.note(f"[{said}]\n")
 
 
 def _toolbar(chat: Conversation, source: Source) -> str:
-    used = f" {source.model} · {context_used(chat)} of {source.max_model_len or '?'} tokens"
+    length = source.max_model_len or "?"
+    used = tell("{used} of {most} tokens", used=context_used(chat), most=length)
     names = ", ".join(picture.name for picture in chat.pictures)
-    return f"{used} · with {names}" if names else used
+    pictures = " · " + tell("with {names}", names=names) if names else ""
+    return f" {source.model} · {used}{pictures}"

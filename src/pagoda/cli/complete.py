@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pagoda.base.errors import PagodaError
+from pagoda.base.words import message_of, tell, told
 from pagoda.cli.connect import (
     add_source_arguments,
     open_source,
@@ -69,7 +70,8 @@ async def _prompt_loop(source: Source, options: dict[str, Any]) -> int:
     from pagoda.cli.talk.terminal import quiet_keys
 
     printer = ReplyPrinter(sys.stdout, color=True, strip=False)
-    printer.note(f"{source.model} {source.place} · text in, its continuation out; Ctrl-D leaves")
+    hint = tell("text in, its continuation out; Ctrl-D leaves")
+    printer.note(f"{source.model} {told(source.place)} · {hint}")
     session: PromptSession[str] = PromptSession("› ")
     with quiet_keys():
         return await _loop(session, source, options, printer)
@@ -91,8 +93,8 @@ async def _loop(
         try:
             reply = await show(source.complete(text, options), printer)
         except PagodaError as error:
-            printer.note(str(error))
+            printer.note(told(message_of(error)))
             continue
         limits = options["max_tokens"], source.max_model_len
-        said = "stopped" if reply.usage is None else describe(reply.usage, *limits)
+        said = tell("stopped") if reply.usage is None else describe(reply.usage, *limits)
         printer.note(f"[{said}]")

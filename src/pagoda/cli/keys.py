@@ -93,6 +93,7 @@ def _remove(path: Path, name: str) -> int:
 
 
 def _list(path: Path) -> int:
+    from pagoda.base.columns import table
     from pagoda.server.keys.file import KeyEntry, read_keys
     from pagoda.server.keys.usage import Counts, Ledger, usage_file
 
@@ -108,27 +109,23 @@ def _list(path: Path) -> int:
 
     def limits(entry: KeyEntry) -> str:
         held = {name: getattr(entry, name) for name in _LIMITS}
-        told = [f"{name.replace('_', '-')} {most}" for name, most in held.items() if most]
+        shown = [f"{name.replace('_', '-')} {most}" for name, most in held.items() if most]
         flags = [name for name in ("admin", "disabled") if getattr(entry, name)]
-        return ", ".join([*told, *flags]) or "-"
+        return ", ".join([*shown, *flags]) or "-"
 
-    rows = [("NAME", "CREATED", "REQUESTS", "TOKENS", "TODAY", "MODELS", "LIMITS")]
+    head = (tell("NAME"), tell("CREATED"), tell("REQUESTS"), tell("TOKENS"), tell("TODAY"),
+            tell("MODELS"), tell("LIMITS"))  # fmt: skip
+    rows: list[tuple[str, ...]] = []
     for name, entry in entries.items():
         used = ledger.row(name)
         requests = sum(each.requests for each in used.total.values())
         rows.append(
             (
                 name, str(entry.created), str(requests), tokens(used.total), tokens(used.today),
-                ", ".join(entry.models or ("all",)), limits(entry),
+                ", ".join(entry.models or (tell("all"),)), limits(entry),
             )
         )  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(width) if 2 <= place <= 4 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    print("\n".join(table(head, rows, texts={0, 1, 5, 6})))
     return 0
 
 

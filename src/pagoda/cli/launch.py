@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
-from pagoda.base.words import say
+from pagoda.base.words import say, tell, told
 from pagoda.cli.clients.client import Client, Target
 from pagoda.cli.clients.registry import CLIENTS
 from pagoda.cli.connect import add_base_url
@@ -87,7 +87,13 @@ def run(args: argparse.Namespace) -> int:
         return _run(client, args, models)
     finally:
         if started is not None:
-            _say(f"The server goes on; `pagoda stop {started.port}` ends it (log: {started.log}).")
+            _say(
+                tell(
+                    "The server goes on; `pagoda stop {port}` ends it (log: {log}).",
+                    port=started.port,
+                    log=started.log,
+                )
+            )
 
 
 def _run(client: Client, args: argparse.Namespace, models: "Models") -> int:
@@ -98,7 +104,12 @@ def _run(client: Client, args: argparse.Namespace, models: "Models") -> int:
         return 1
     setup = client.configure(target)
     write_files(folder_of(client), setup)
-    _say(f"{client.title} is set up with {target.model} at {target.url}.")
+    _say(
+        tell(
+            "{client} is set up with {model} at {url}.",
+            client=client.title, model=target.model, url=target.url,
+        )
+    )  # fmt: skip
     return run_program([client.program, *setup.words, *args.client_arguments], setup)
 
 
@@ -114,7 +125,12 @@ def _server(args: argparse.Namespace) -> "tuple[Models, StartedServer | None]":
         if args.base_url:
             raise ConfigError(_silence(root))
         started = StartedServer(_model(args), args.port, key)
-        _say(f"Starting a server for {_model(args)} on port {started.port}; log: {started.log}")
+        _say(
+            tell(
+                "Starting a server for {model} on port {port}; log: {log}",
+                model=_model(args), port=started.port, log=started.log,
+            )
+        )  # fmt: skip
         try:
             models = wait_ready(root, key, started, progress.show)
         except BaseException:
@@ -161,13 +177,17 @@ def _is_agreed(client: Client, target: Target) -> bool:
     if target.context is None or target.context >= 2 * client.prompt_tokens:
         return True
     _say(
-        f"Warning: {target.model} reads {target.context:,} tokens, and {client.title} sends "
-        f"about {client.prompt_tokens:,} of instructions with each request: little or no room is "
-        "left for work. Take a model with a longer context (--model)."
-    )
+        tell(
+            "Warning: {model} reads {context:,} tokens, and {client} sends about {instructions:,} "
+            "of instructions with each request: little or no room is left for work. Take a model "
+            "with a longer context (--model).",
+            model=target.model, context=target.context, client=client.title,
+            instructions=client.prompt_tokens,
+        )
+    )  # fmt: skip
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    sys.stderr.write(f"Start {client.title} all the same? [y/N] ")
+    sys.stderr.write(tell("Start {client} all the same? [y/N] ", client=client.title))
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -179,11 +199,15 @@ def _print(client: Client, args: argparse.Namespace) -> int:
 
     found = ask(_root(args), _key(args))
     if isinstance(found, Models):
-        print(f"# The server at {found.root} runs.")
+        state = tell("The server at {root} runs.", root=found.root)
+    elif found:
+        state = tell("The server at {root} is loading.", root=_root(args))
     elif args.base_url or found is not None:
-        print(f"# The server at {_root(args)} {'is loading' if found else 'does not answer'}.")
+        state = tell("The server at {root} does not answer.", root=_root(args))
     else:
-        print(f"# No server runs; this would be started:\npagoda {as_typed(_serve(args), {})}")
+        state = tell("No server runs; this would be started:")
+        state += f"\npagoda {as_typed(_serve(args), {})}"
+    print(f"# {state}")
     target = _target(client, args, found if isinstance(found, Models) else None)
     if target.api_key:
         target = dataclasses.replace(target, api_key=KEY_VARIABLE)
@@ -191,11 +215,11 @@ def _print(client: Client, args: argparse.Namespace) -> int:
     for name, text in setup.files.items():
         print(f"\n# {target.folder / name}\n{text}", end="")
     words = [client.program, *setup.words, *args.client_arguments]
-    print(f"\n# The command:\n{as_typed(words, dict(setup.environment))}")
+    print(f"\n# {tell('The command:')}\n{as_typed(words, dict(setup.environment))}")
     if client.editor is not None:
         print(f"\n# {client.editor(target)}")
     if shutil.which(client.program) is None:
-        print(f"\n# {_missing(client)}")
+        print(f"\n# {told(_missing(client))}")
     return 0
 
 
@@ -204,19 +228,25 @@ def _undo(client: Client) -> int:
 
     removed = undo(client)
     for path in removed:
-        print(f"Removed {path}.")
+        print(tell("Removed {path}.", path=path))
     if not removed:
-        print(f"Nothing was written for {client.title}.")
+        print(tell("Nothing was written for {client}.", client=client.title))
     elif folder_of(client).exists():
-        print(f"{client.title}'s own record of these sessions stays in {folder_of(client)}.")
+        print(
+            tell(
+                "{client}'s own record of these sessions stays in {folder}.",
+                client=client.title,
+                folder=folder_of(client),
+            )
+        )
     return 0
 
 
 def _missing(client: Client) -> str:
-    return (
-        f"{client.title} is not installed: there is no program `{client.program}`. "
-        f"`{client.install}` installs it."
-    )
+    return say(
+        "{client} is not installed: there is no program `{program}`. `{install}` installs it.",
+        client=client.title, program=client.program, install=client.install,
+    )  # fmt: skip
 
 
 def _serve(args: argparse.Namespace) -> list[str]:
@@ -264,6 +294,7 @@ class Progress:
             sys.stderr.flush()
 
     def show(self, text: str) -> None:
+        text = told(text)
         if self._terminal:
             seconds = time.monotonic() - self._started
             sys.stderr.write(f"\r\x1b[K{text} ({seconds:.0f} s)")

@@ -11,7 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from pagoda.base.columns import table
     from pagoda.base.units import format_bytes
+    from pagoda.base.words import tell
     from pagoda.weights.hub.models import list_models
 
     models = list_models()
@@ -22,11 +24,13 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
         return 0
     if not models:
-        print("The cache is empty; `pagoda pull smollm2` fetches a small model.")
+        print(tell("The cache is empty; `pagoda pull smollm2` fetches a small model."))
         return 0
-    width = max(len(model.name) for model in models) + 2
-    print(f"{'NAME':<{width}}{'SIZE':>12}  MODIFIED")
-    for model in models:
-        date = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.modified))
-        print(f"{model.name:<{width}}{format_bytes(model.nbytes):>12}  {date}")
+    cells = [(model.name, format_bytes(model.nbytes), _date(model.modified)) for model in models]
+    head = (tell("NAME"), tell("SIZE"), tell("MODIFIED"))
+    print("\n".join(table(head, cells, texts={0, 2})))
     return 0
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

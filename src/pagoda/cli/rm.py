@@ -11,8 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from pagoda.base.units import format_bytes
+    from pagoda.base.words import tell
     from pagoda.weights.hub.models import remove
 
     for name in args.names:
-        print(f"{name}: {format_bytes(remove(name))} freed")
+        print(tell("{name}: {size} freed", name=name, size=format_bytes(remove(name))))
     return 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pagoda.base import env
 from pagoda.base.errors import ConfigError, PagodaError
 from pagoda.base.log import get_logger, setup_logging
+from pagoda.base.words import tell
 from pagoda.cli.bars import CountBar
 from pagoda.cli.connect import add_base_url
 from pagoda.config.compat import add_compat_flags, answers
@@ -71,11 +72,12 @@ def run(args: argparse.Namespace) -> int:
     check_source(source)
     check_target(target)
     tally = asyncio.run(_run(args, source, target))
-    print(
-        f"{tally.answered} answered, {tally.failed} failed, {tally.skipped} were done before; "
-        f"the results are in {target}.",
-        file=sys.stderr,
-    )
+    said = tell(
+        "{answered} answered, {failed} failed, {skipped} were done before; the results are in "
+        "{target}.",
+        answered=tally.answered, failed=tally.failed, skipped=tally.skipped, target=target,
+    )  # fmt: skip
+    print(said, file=sys.stderr)
     return 1 if tally.failed else 0
 
 
@@ -84,7 +86,7 @@ async def _run(args: argparse.Namespace, source: Path, target: Path) -> "Tally":
 
     try:
         async with _client(args) as client:
-            with CountBar("requests") as bar:
+            with CountBar(tell("requests")) as bar:
                 return await run_batch(
                     client, source, target, concurrency=args.concurrency, progress=bar.update
                 )

@@ -12,6 +12,7 @@ from pathlib import Path
 from pagoda.base import env
 from pagoda.base.errors import ConfigError
 from pagoda.base.whole import write_whole
+from pagoda.base.words import tell
 from pagoda.config.server import ServerConfig
 
 USAGE = "{install,show,status,logs,uninstall} [MODEL] [flags of serve]"
@@ -114,14 +115,25 @@ def _install(command: list[str], keys: list[str]) -> int:
     unit, environment = _unit_file(), _environment_file()
     unit.parent.mkdir(parents=True, exist_ok=True)
     write_whole(unit, _unit(command))
-    print(f"Wrote {unit}.")
+    print(tell("Wrote {unit}.", unit=unit))
     if keys:
         environment.parent.mkdir(parents=True, exist_ok=True)
         write_whole(environment, f"PAGODA_API_KEY={keys[0]}\n", mode=0o600)
-        print(f"The key is {keys[0]}; it stands in {environment}, which you alone may read.")
+        print(
+            tell(
+                "The key is {key}; it stands in {file}, which you alone may read.",
+                key=keys[0],
+                file=environment,
+            )
+        )
     _systemctl("daemon-reload")
     _systemctl("enable", "--now", _NAME)
-    print("The server starts; `pagoda service logs` shows how far it is, `pagoda ps` that it runs.")
+    print(
+        tell(
+            "The server starts; `pagoda service logs` shows how far it is, `pagoda ps` that it "
+            "runs."
+        )
+    )
     return 0
 
 
@@ -133,7 +145,7 @@ def _uninstall() -> int:
     unit.unlink()
     _environment_file().unlink(missing_ok=True)
     _systemctl("daemon-reload")
-    print(f"Removed {unit}, and its key. Models stay: `pagoda rm` removes them.")
+    print(tell("Removed {unit}, and its key. Models stay: `pagoda rm` removes them.", unit=unit))
     return 0
 
 

@@ -23,10 +23,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.live import Live
     from rich.text import Text
 
+    from pagoda.base.words import tell
+
     # The other screen, so that what stood in the terminal is there again when it ends.
     with Live(Text(""), console=Console(), screen=True, auto_refresh=False) as live:
         for lines in tables:
-            live.update(Text("\n".join([*lines, "", "Ctrl-C ends it."])), refresh=True)
+            live.update(Text("\n".join([*lines, "", tell("Ctrl-C ends it.")])), refresh=True)
     return 0
 
 

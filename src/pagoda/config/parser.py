@@ -33,6 +33,11 @@ class _HelpFormatter(argparse.HelpFormatter):
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30)
 
+    class _Section(argparse.HelpFormatter._Section):
+        def format_help(self) -> str:
+            heading = tell("{heading}:", heading=self.heading)
+            return super().format_help().replace(f"{self.heading}:\n", f"{heading}\n", 1)
+
     def start_section(self, heading: str | None) -> None:
         super().start_section(heading and told(heading))
 

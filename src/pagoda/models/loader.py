@@ -357,4 +357,4 @@ def _factor_tensors(rope: RopeSpec) -> list[str]:
 def _quoted(names: list[str]) -> str:
     more = f" and {len(names) - _QUOTED} more" if len(names) > _QUOTED else ""
     # Names come from the file: control characters must not reach the log.
-    return ", ".join(ascii(name)[1:-1] for name in names[:_QUOTED]) + more
+    return f"{', '.join(ascii(name)[1:-1] for name in names[:_QUOTED])}{more}"

@@ -129,4 +129,4 @@ def _is_left_out(spec: ModelSpec, name: str) -> bool:
 def _quoted(names: list[str]) -> str:
     more = f" and {len(names) - _QUOTED} more" if len(names) > _QUOTED else ""
     # Names come from the file: control characters must not reach the log.
-    return ", ".join(ascii(name)[1:-1] for name in names[:_QUOTED]) + more
+    return f"{', '.join(ascii(name)[1:-1] for name in names[:_QUOTED])}{more}"

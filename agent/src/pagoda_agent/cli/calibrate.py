@@ -3,6 +3,7 @@
 import argparse
 
 from pagoda_agent.cli.flags import add_settings, load_settings
+from pagoda_agent.words import told
 
 USAGE = "[--trials N] [--screen WxH] [flags]"
 
@@ -33,7 +34,8 @@ async def _calibrate(args: argparse.Namespace) -> int:
     def report(trial: Trial) -> None:
         off = trial.problem if trial.error is None else f"{trial.error:.0f} px off"
         verdict = "hit" if trial.hit else "missed"
-        print(f"{verdict:<7}{trial.target.name} of {trial.target.size} px: {off}", flush=True)
+        said = f"{verdict:<6} {trial.target.name} of {trial.target.size} px: {off}"
+        print(told(said), flush=True)
 
     try:
         found = await calibrate(
@@ -43,17 +45,18 @@ async def _calibrate(args: argparse.Namespace) -> int:
     finally:
         await model.close()
     median = found.median_error()
-    print(f"\nprofile {profile.name}: {100 * found.hit_rate:.0f}% hit", end="")
-    print("" if median is None else f", median error {median:.1f} px")
+    error = "" if median is None else f", median error {median:.1f} px"
+    print(told(f"\nprofile {profile.name}: {100 * found.hit_rate:.0f}% hit{error}"))
     for size, (hits, count) in found.hits_by_size().items():
-        print(f"  targets of {size} px: {hits} of {count}")
+        print(told(f"  targets of {size} px: {hits} of {count}"))
     better = found.better_space(profile.space)
     if better is not None:
-        print(f"Its clicks fit when positions count as {better.value!r}; use a profile that does.")
+        said = f"Its clicks fit when positions count as {better.value!r}; use a profile that does."
+        print(told(said))
     elif found.median_error() is None:
-        print("No reply was understood as a click: try another --profile, or another model.")
+        print(told("No reply was understood as a click: try another --profile, or another model."))
     elif not found.hit_rate:
-        print("It hits nothing: try another --profile, or a larger model, less quantized.")
+        print(told("It hits nothing: try another --profile, or a larger model, less quantized."))
     return 0 if found.hit_rate else 1
 
 

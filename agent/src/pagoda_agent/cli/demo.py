@@ -2,6 +2,8 @@
 
 import argparse
 
+from pagoda_agent.words import told
+
 USAGE = "[--port N]"
 _PORT = 5000
 _NOTICE = (
@@ -65,11 +67,11 @@ async def _demo(port: int) -> int:
             operator, gate, folder / "agent.json", stop, suggestion=suggestion, installs=True
         )
         server = Server(service)
-        print(
+        said = told(
             f"{_NOTICE}\nOpen {gate.address} (it works once), press I understand, then Submit. "
-            "Ctrl-C ends the demonstration.",
-            flush=True,
+            "Ctrl-C ends the demonstration."
         )
+        print(said, flush=True)
         _open_browser(gate.address)
         await server.serve([listener])
     return 0

@@ -2,6 +2,8 @@
 
 import argparse
 
+from pagoda_agent.words import told
+
 USAGE = ""
 
 
@@ -13,9 +15,10 @@ def run(args: argparse.Namespace) -> int:
     from pagoda_agent.drivers.needs import EXTRAS, lacks
 
     for missing in map(lacks, EXTRAS):
-        print(f"{missing.driver:<8} {'lacks packages' if missing.packages else 'ready'}")
+        state = "lacks packages" if missing.packages else "ready"
+        print(told(f"{missing.driver:<8} {state}"))
         if missing.packages:
-            print(f"         {missing.sentence}\n         {missing.command}")
+            print(f"         {told(missing.sentence)}\n         {missing.command}")
         if missing.system:
-            print(f"         {missing.system.why}\n         {missing.system.command}")
+            print(f"         {told(missing.system.why)}\n         {missing.system.command}")
     return 0

@@ -6,6 +6,7 @@ import sys
 import termios
 
 from pagoda_agent.base.printable import for_terminal
+from pagoda_agent.words import told
 
 
 class Keyboard:
@@ -25,7 +26,7 @@ class Keyboard:
         termios.tcflush(self._file, termios.TCIFLUSH)
         while not self._lines.empty():
             self._lines.get_nowait()
-        print(for_terminal(prompt), end="", flush=True)
+        print(for_terminal(told(prompt)), end="", flush=True)
         try:
             return await self._lines.get()
         except asyncio.CancelledError:

@@ -15,6 +15,7 @@ from pagoda_agent.base.printable import for_terminal
 from pagoda_agent.cli.name import ALONE, command
 from pagoda_agent.cli.parser import FlagParser
 from pagoda_agent.version import __version__
+from pagoda_agent.words import speak, told
 
 USAGE = "{serve,run,resume,replay,drivers,prompt,calibrate,mcp,demo} [flags]"
 EPILOG = "`pagoda agent KIND --help` lists the flags of a kind."
@@ -33,7 +34,7 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = "; ".join(f"{kind}: {text}" for kind, text in KINDS.items())
+    kinds = " ".join(f"{kind}: {told(text)}" for kind, text in KINDS.items())
     parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
 
 
@@ -41,6 +42,7 @@ def main() -> int:
     """Run this process's command line. Returns the exit status: 0, 1 (failed), 2 (usage) or 130
     (Ctrl-C)."""
     words = sys.argv[1:]
+    speak()
     try:
         if words and words[0] in ("--version", "-v", "-V", "version"):
             print(f"{ALONE} {__version__}")
@@ -63,7 +65,7 @@ def main() -> int:
             raise
         bug = not isinstance(error, AgentError | OSError)
         text = f"{type(error).__name__}: {error} (a bug; PAGODA_DEBUG=1 shows where)"
-        print(f"{ALONE}: {for_terminal(text if bug else str(error))}", file=sys.stderr)
+        print(f"{ALONE}: {for_terminal(told(text if bug else str(error)))}", file=sys.stderr)
         return 1
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pagoda_agent.cli.flags import add_operator, make_operator
 from pagoda_agent.cli.name import command
+from pagoda_agent.words import told
 
 USAGE = "[--driver URL] [--allow KIND ...] [flags]"
 _WAITS = (
@@ -64,7 +65,8 @@ async def _serve(args: argparse.Namespace) -> int:
     operator = make_operator(args)
     await operator.open()
     if sys.stdin.isatty():
-        print(_WAITS.format(command=_configuration(sys.argv[1:])), file=sys.stderr, flush=True)
+        said = told(_WAITS.format(command=_configuration(sys.argv[1:])))
+        print(said, file=sys.stderr, flush=True)
     interrupted = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, interrupted.set)
     try:

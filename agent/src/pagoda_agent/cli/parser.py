@@ -5,7 +5,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from pagoda_agent.base.columns import wrap
 from pagoda_agent.base.near import nearest
+from pagoda_agent.words import told
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -13,6 +15,32 @@ class _HelpFormatter(argparse.HelpFormatter):
 
     def __init__(self, prog: str):
         super().__init__(prog, max_help_position=30)
+
+    class _Section(argparse.HelpFormatter._Section):
+        def format_help(self) -> str:
+            colon = "：" if self.heading and not self.heading.isascii() else ":"
+            plain = f"{self.heading}:\n"
+            return super().format_help().replace(plain, f"{self.heading}{colon}\n", 1)
+
+    def start_section(self, heading: str | None) -> None:
+        super().start_section(heading and told(heading))
+
+    def add_text(self, text: str | None) -> None:
+        super().add_text(text and told(text))
+
+    def add_usage(
+        self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None
+    ) -> None:
+        super().add_usage(usage, actions, groups, told(prefix or "usage: "))
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(" ".join(text.split()), width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(wrap(" ".join(text.split()), width, indent, indent))
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return told(super()._expand_help(action))
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -50,7 +78,8 @@ class FlagParser(argparse.ArgumentParser):
         return []
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        more = told(f"See `{self.prog} --help`.")
+        sys.stderr.write(f"{self.prog}: {told(message)}\n{more}\n")
         raise SystemExit(2)
 
     def _explain(self, left: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pagoda_agent.cli.flags import (
     load_settings,
     named_driver,
 )
+from pagoda_agent.words import told
 
 USAGE = "RUN [--driver URL] [--consent LEVEL] [--secrets FILE] [--runs-dir DIR]"
 
@@ -40,7 +41,7 @@ async def replay_run(args: argparse.Namespace) -> int:
 
     def report(step: RecordedStep) -> None:
         names = ", ".join(type(action).__name__ for action in step.actions)
-        print(f"step {step.number}: {names}", flush=True)
+        print(told(f"step {step.number}: {names}"), flush=True)
 
     keyboard = Keyboard()
 
@@ -67,5 +68,5 @@ async def replay_run(args: argparse.Namespace) -> int:
         finally:
             keyboard.close()
             await driver.close()
-    print(f"{count} steps were done again.")
+    print(told(f"{count} steps were done again."))
     return 0

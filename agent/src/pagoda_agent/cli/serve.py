@@ -3,6 +3,7 @@
 import argparse
 
 from pagoda_agent.cli.flags import add_operator, make_operator, settings_path
+from pagoda_agent.words import told
 
 USAGE = "[--driver URL] [flags]"
 _PORT = 5000
@@ -56,8 +57,8 @@ async def _serve(args: argparse.Namespace) -> int:
         installs=args.allow_install or is_loopback(listener),
     )  # fmt: skip
     server = Server(service)
-    print(f"Open {gate.address} (it works once)", flush=True)
+    print(told(f"Open {gate.address} (it works once)"), flush=True)
     if not is_loopback(listener):
-        print(_BEYOND, flush=True)
+        print(told(_BEYOND), flush=True)
     await server.serve([listener])
     return 0

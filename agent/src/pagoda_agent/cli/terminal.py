@@ -15,6 +15,7 @@ from pagoda_agent.cli.name import command
 from pagoda_agent.runs.journal import JournalError
 from pagoda_agent.task.control import Control, State, StateError
 from pagoda_agent.task.operator import Operator
+from pagoda_agent.words import told
 
 # ECMA-48, "select graphic rendition".
 _COLOURS = {
@@ -134,6 +135,6 @@ class Terminal:
             self._say(f"    asks: {event['reason']}", "yellow")
 
     def _say(self, text: str, style: str) -> None:
-        text = for_terminal(text)
+        text = for_terminal(told(text))
         colour = _COLOURS[style] if sys.stdout.isatty() and not env.get("NO_COLOR") else ""
         print(f"\x1b[{colour}m{text}\x1b[0m" if colour else text, flush=True)

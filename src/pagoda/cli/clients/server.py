@@ -12,6 +12,7 @@ import httpx
 
 from pagoda.base import env, runfile
 from pagoda.base.errors import ConfigError, PagodaError
+from pagoda.base.words import say
 from pagoda.bench.sse import ServerError, error_message, is_this_machine, transport_message
 
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
@@ -177,5 +178,5 @@ def wait_ready(
             started.check()
         elif found is None:
             return None
-        show(found.said if found else "The server starts.")
+        show(found.said if found else say("The server starts."))
         time.sleep(_ASK_EVERY)

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from pagoda.base.columns import left
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
+from pagoda.base.words import say, tell, told
 from pagoda.cli.talk.conversation import OPTIONS, Conversation
 from pagoda.cli.talk.pictures import check_sight, paths_of, read_picture
 from pagoda.cli.talk.reply import describe
@@ -54,27 +56,27 @@ def _help(_argument: str, _chat: Conversation, _source: Source) -> tuple[str, Ne
     lines = []
     for name, command in COMMANDS.items():
         usage = f"/{name} {command.argument}".strip()
-        lines.append(f"  {usage:<22}{command.doc}")
-    lines += [
-        "",
-        "  Enter sends; Alt-Enter or a \\ at the end of the line starts a new one.",
-        '  """ begins and ends a message of several lines.',
-        "  A picture that is dropped here goes with the message, or with the next one.",
-        "  Ctrl-C stops a reply, Ctrl-D leaves.",
-    ]
-    return "\n".join(lines), Next.PROMPT
+        lines.append(f"  {usage:<22}{told(command.doc)}")
+    more = (
+        tell("Enter sends; Alt-Enter or a \\ at the end of the line starts a new one."),
+        tell('""" begins and ends a message of several lines.'),
+        tell("A picture that is dropped here goes with the message, or with the next one."),
+        tell("Ctrl-C stops a reply, Ctrl-D leaves."),
+    )
+    return "\n".join([*lines, "", *(f"  {line}" for line in more)]), Next.PROMPT
 
 
 def _clear(_argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
     chat.clear()
-    return "The chat is empty.", Next.PROMPT
+    return tell("The chat is empty."), Next.PROMPT
 
 
 def _system(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
     if argument:
         chat.system = None if argument == "none" else argument
-        return "The system prompt is set." if chat.system else "No system prompt.", Next.PROMPT
-    return chat.system or "No system prompt; /system TEXT sets one.", Next.PROMPT
+        said = tell("The system prompt is set." if chat.system else "No system prompt.")
+        return said, Next.PROMPT
+    return chat.system or tell("No system prompt; /system TEXT sets one."), Next.PROMPT
 
 
 def _regen(_argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
@@ -93,7 +95,7 @@ def _image(argument: str, chat: Conversation, source: Source) -> tuple[str, Next
         chat.pictures.clear()
     elif argument:
         return attach(paths_of(argument), chat, source), Next.PROMPT
-    return waiting(chat) or "No picture waits; /image FILE adds one.", Next.PROMPT
+    return waiting(chat) or tell("No picture waits; /image FILE adds one."), Next.PROMPT
 
 
 def attach(paths: Sequence[Path], chat: Conversation, source: Source) -> str:
@@ -106,7 +108,7 @@ def attach(paths: Sequence[Path], chat: Conversation, source: Source) -> str:
 
 def waiting(chat: Conversation) -> str:
     names = ", ".join(str(picture) for picture in chat.pictures)
-    return f"With the next message: {names}" if names else ""
+    return tell("With the next message: {names}", names=names) if names else ""
 
 
 def _set(argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
@@ -122,32 +124,39 @@ def _in_force(option: str, chat: Conversation, source: Source) -> str:
     if option in chat.options:
         return str(chat.options[option])
     default = source.defaults.get(option)
-    return "default" if default is None else f"{default} (default)"
+    if default is None:
+        return tell("default")
+    return tell("{value} (default)", value=default)
 
 
 def _save(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
     path = _path(argument)
     chat.save(path)
-    return f"{len(chat.turns)} messages are in {path}.", Next.PROMPT
+    said = tell("{count} messages are in {path}.", count=len(chat.turns), path=path)
+    return said, Next.PROMPT
 
 
 def _load(argument: str, chat: Conversation, _source: Source) -> tuple[str, Next]:
     chat.load(_path(argument))
-    return f"{len(chat.turns)} messages loaded.", Next.PROMPT
+    return tell("{count} messages loaded.", count=len(chat.turns)), Next.PROMPT
 
 
 def _stats(_argument: str, chat: Conversation, source: Source) -> tuple[str, Next]:
+    length = source.max_model_len or "?"
+    context = tell("{used} of {most} tokens", used=context_used(chat), most=length)
     rows = [
-        ("model", f"{source.model} {source.place}"),
-        ("context", f"{context_used(chat)} of {source.max_model_len or '?'} tokens"),
+        (tell("the model"), f"{source.model} {told(source.place)}"),
+        (tell("context"), context),
     ]
     if chat.usages:
-        rows += [("last reply", describe(chat.usages[-1])), *_read_and_guessed(chat.usages[-1:])]
+        last = chat.usages[-1]
+        rows += [(tell("last reply"), describe(last)), *_read_and_guessed([last])]
     generated = sum(usage.completion_tokens for usage in chat.usages)
-    rows += [("replies", f"{len(chat.usages)}, {generated} tokens")]
+    replies = tell("{count}, {tokens} tokens", count=len(chat.usages), tokens=generated)
+    rows += [(tell("replies"), replies)]
     if len(chat.usages) > 1:
         rows += _read_and_guessed(chat.usages)
-    return "\n".join(f"  {name:<12}{value}" for name, value in rows), Next.PROMPT
+    return "\n".join(f"  {left(name, 12)}{value}" for name, value in rows), Next.PROMPT
 
 
 def _read_and_guessed(usages: Sequence[Usage]) -> list[tuple[str, str]]:
@@ -155,10 +164,15 @@ def _read_and_guessed(usages: Sequence[Usage]) -> list[tuple[str, str]]:
     cached = sum(usage.cached_tokens for usage in usages)
     guessed = sum(usage.draft_tokens for usage in usages)
     right = sum(usage.accepted_tokens for usage in usages)
-    rows = [("  prompt" if len(usages) == 1 else "  prompts",
-             f"{prompts} tokens, {cached} of them from the prefix cache")]  # fmt: skip
+    read = tell(
+        "{count} tokens, {cached} of them from the prefix cache", count=prompts, cached=cached
+    )
+    rows = [("  " + tell("prompt" if len(usages) == 1 else "prompts"), read)]
     if guessed:
-        rows.append(("  guesses", f"{guessed} tokens verified, {right} of them right"))
+        verified = tell(
+            "{count} tokens verified, {right} of them right", count=guessed, right=right
+        )
+        rows.append(("  " + tell("guesses"), verified))
     return rows
 
 
@@ -184,17 +198,17 @@ def _path(argument: str) -> Path:
 
 
 COMMANDS = {
-    "help": Command("", "this list", _help),
-    "clear": Command("", "forget what was said", _clear),
-    "system": Command("[TEXT|none]", "show or set the system prompt", _system),
-    "regen": Command("", "answer the last message again", _regen),
-    "read": Command("FILE", "send a file's text", _read),
-    "image": Command("FILE ...|none", "send pictures with the next message", _image),
-    "set": Command("[OPTION VALUE]", "show or set sampling options", _set),
-    "save": Command("FILE", "keep the chat in a file", _save),
-    "load": Command("FILE", "go on with a saved chat", _load),
-    "stats": Command("", "figures of the last reply and of the chat", _stats),
-    "exit": Command("", "leave (/bye, /quit, Ctrl-D)", _exit),
+    "help": Command("", say("this list"), _help),
+    "clear": Command("", say("forget what was said"), _clear),
+    "system": Command("[TEXT|none]", say("show or set the system prompt"), _system),
+    "regen": Command("", say("answer the last message again"), _regen),
+    "read": Command("FILE", say("send a file's text"), _read),
+    "image": Command("FILE ...|none", say("send pictures with the next message"), _image),
+    "set": Command("[OPTION VALUE]", say("show or set sampling options"), _set),
+    "save": Command("FILE", say("keep the chat in a file"), _save),
+    "load": Command("FILE", say("go on with a saved chat"), _load),
+    "stats": Command("", say("figures of the last reply and of the chat"), _stats),
+    "exit": Command("", say("leave (/bye, /quit, Ctrl-D)"), _exit),
 }
 _ALIASES = {"quit": "exit", "bye": "exit"}
 FILE_COMMANDS = ("read", "image", "save", "load")

@@ -4,6 +4,7 @@ import select
 import sys
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import tell
 
 _SILENCE_SECONDS = 1.0
 
@@ -26,7 +27,8 @@ def _piped() -> str | None:
         return None
     if not select.select([sys.stdin], [], [], _SILENCE_SECONDS)[0]:
         # Maybe it is the input of a script, which nobody meant for us and nobody closes.
-        print("Waiting for text on the standard input; `< /dev/null` gives none.", file=sys.stderr)
+        said = tell("Waiting for text on the standard input; `< /dev/null` gives none.")
+        print(said, file=sys.stderr)
     try:
         # Not as the locale has it: in C.UTF-8, Python takes any bytes for text.
         return sys.stdin.buffer.read().decode().replace("\r\n", "\n")

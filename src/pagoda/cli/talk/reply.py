@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from pagoda.base.words import tell
 from pagoda.cli.talk.source import Piece, Usage
 
 if TYPE_CHECKING:
@@ -163,10 +164,10 @@ def printable(text: str) -> str:
 def describe(usage: Usage, max_tokens: int | None = None, context: int | None = None) -> str:
     """`42 tokens · 31.2 tok/s · first token 0.21 s`, and what cut it off: the `max_tokens` that
     were asked for, a default, or the end of the `context` (tokens; None: not known)."""
-    parts = [f"{usage.completion_tokens} tokens"]
+    parts = [tell("{count} tokens", count=usage.completion_tokens)]
     if usage.tokens_per_second is not None:
         parts.append(f"{usage.tokens_per_second:.1f} tok/s")
-    parts.append(f"first token {usage.first_token_seconds:.2f} s")
+    parts.append(tell("first token {seconds:.2f} s", seconds=usage.first_token_seconds))
     if usage.finish_reason == "length":
         parts.append(_what_cut(usage, max_tokens, context))
     return " · ".join(parts)
@@ -175,7 +176,7 @@ def describe(usage: Usage, max_tokens: int | None = None, context: int | None = 
 def _what_cut(usage: Usage, max_tokens: int | None, context: int | None) -> str:
     count = usage.completion_tokens
     if max_tokens is not None and count >= max_tokens:
-        return f"cut off at max_tokens ({max_tokens})"
+        return tell("cut off at max_tokens ({max_tokens})", max_tokens=max_tokens)
     if context is not None and usage.prompt_tokens + count < context:
-        return f"cut off at {count} tokens, the limit of the model or server"
-    return "cut off: no room for more tokens"
+        return tell("cut off at {count} tokens, the limit of the model or server", count=count)
+    return tell("cut off: no room for more tokens")

@@ -11,6 +11,7 @@ import msgspec
 
 from pagoda.base.errors import PagodaError, RequestError
 from pagoda.base.log import setup_logging
+from pagoda.base.words import say
 from pagoda.cli.talk.source import Clock, Piece, Usage, piece_of
 from pagoda.config.engine import EngineConfig
 from pagoda.core.sampling import SamplingParams
@@ -28,7 +29,7 @@ _Tokens = tuple[list[int], list[Placed]]
 class EngineSource:
     """One model in a child process."""
 
-    place = "on this machine"
+    place = say("on this machine")
 
     def __init__(self, served: ServedModel):
         self.served = served

@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 
 from pagoda.base.errors import ConfigError
+from pagoda.base.words import say
 from pagoda.bench.sse import ServerError, error_message, events, is_this_machine, transport_message
 from pagoda.cli.talk.source import Clock, Piece, Usage, piece_of
 from pagoda.config.sampling import NUMBERS
@@ -21,7 +22,7 @@ class HttpSource:
     def __init__(self, client: httpx.AsyncClient, base_url: str, card: dict[str, Any]):
         """`card` is the model's, of the server's list."""
         self.model: str = card["id"]
-        self.place = f"at {base_url}"
+        self.place = say("at {url}", url=base_url)
         self._base_url = base_url
         self.max_model_len: int | None = card.get("max_model_len")
         inputs = (card.get("architecture") or {}).get("input_modalities")

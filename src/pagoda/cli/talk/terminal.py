@@ -14,6 +14,7 @@ from prompt_toolkit.history import FileHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.styles import Style
 
+from pagoda.base.words import told
 from pagoda.cli.talk.blocks import is_open
 from pagoda.cli.talk.chat_commands import COMMANDS, FILE_COMMANDS
 
@@ -39,7 +40,7 @@ class CommandCompleter(Completer):
         elif not space:
             for command in COMMANDS:
                 if command.startswith(name):
-                    doc = COMMANDS[command].doc
+                    doc = told(COMMANDS[command].doc)
                     yield Completion(command, -len(name), f"/{command}", display_meta=doc)
 
 

@@ -3,6 +3,7 @@
 import pynvml
 
 from pagoda.base.units import format_bytes
+from pagoda.base.words import tell
 
 
 def gpu_lines() -> list[str]:
@@ -26,4 +27,7 @@ def _line(index: int) -> str:
     busy = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
     used, total = format_bytes(memory.used), format_bytes(memory.total)
-    return f"GPU {index} {name}: {busy}% busy, {used} of {total}"
+    return tell(
+        "GPU {index} {name}: {busy}% busy, {used} of {total}",
+        index=index, name=name, busy=busy, used=used, total=total,
+    )  # fmt: skip

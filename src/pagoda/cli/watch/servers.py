@@ -12,6 +12,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagoda.base import runfile
+from pagoda.base.words import say
 
 _SECONDS = 2.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -61,11 +62,11 @@ def servers() -> list[ServerLoad]:
             load.models = _models(reply.text)
             load.problem = _trouble(_get(entry.port, "/health"))
         except httpx.HTTPStatusError as error:
-            load.problem = f"answers {error.response.status_code}"
+            load.problem = say("answers {status}", status=error.response.status_code)
         except httpx.TimeoutException:
-            load.problem = f"says nothing for {_SECONDS:g} s"
+            load.problem = say("says nothing for {seconds:g} s", seconds=_SECONDS)
         except httpx.HTTPError:
-            load.problem = "speaks no plain HTTP here"
+            load.problem = say("speaks no plain HTTP here")
         loads.append(load)
     return loads
 
@@ -82,7 +83,7 @@ def _trouble(health: httpx.Response) -> str:
     try:
         found = msgspec.json.decode(health.content, type=_Health)
     except msgspec.MsgspecError:
-        return f"answers {health.status_code}"
+        return say("answers {status}", status=health.status_code)
     why = found.cause if found.progress is None else found.progress.phase
     return f"{found.status}: {why}" if why else found.status
 

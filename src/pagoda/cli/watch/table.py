@@ -2,14 +2,17 @@
 
 from collections.abc import Iterable, Sequence
 
+from pagoda.base import columns
 from pagoda.base.printable import for_terminal
 from pagoda.base.units import format_bytes
+from pagoda.base.words import say, tell, told
 from pagoda.cli.watch.servers import ModelLoad, ServerLoad
 
-_HEAD = ("PORT", "PID", "MODEL", "RUNNING", "WAITING", "KV", "MEMORY", "UP")
-_RATES = ("PROMPT tok/s", "REPLY tok/s", "CPU")
-# Columns of text; numbers stand to the right.
-_TEXTS = {"MODEL"}
+_HEAD = (say("PORT"), "PID", say("MODEL"), say("RUNNING"), say("WAITING"), "KV", say("MEMORY"),
+         say("UP"))  # fmt: skip
+_RATES = (say("PROMPT tok/s"), say("REPLY tok/s"), "CPU")
+# The models' names.
+_TEXTS = {2}
 
 
 def table(loads: Iterable[ServerLoad]) -> list[str]:
@@ -53,7 +56,7 @@ def _rows(load: ServerLoad) -> list[tuple[str, ...]]:
         for name, model in load.models.items()
     ]  # fmt: skip
     if load.problem or not rows:
-        said = for_terminal(load.problem) or "no model is loaded"
+        said = for_terminal(told(load.problem or say("no model is loaded")))
         rows.append((*server, f"({said})", "", "", "", *end))
     return rows
 
@@ -66,16 +69,11 @@ def _names(load: ServerLoad) -> list[str]:
 def _span(seconds: float) -> str:
     minutes, hours = int(seconds) // 60, int(seconds) // 3600
     if hours >= 48:
-        return f"{hours // 24} days"
-    return f"{hours} h {minutes % 60} min" if hours else f"{minutes} min {int(seconds) % 60} s"
+        return tell("{days} days", days=hours // 24)
+    if hours:
+        return tell("{hours} h {minutes} min", hours=hours, minutes=minutes % 60)
+    return tell("{minutes} min {seconds} s", minutes=minutes, seconds=int(seconds) % 60)
 
 
 def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if name in _TEXTS else cell.rjust(width)
-            for name, cell, width in zip(head, row, widths, strict=True)
-        ).rstrip()
-        for row in (head, *rows)
-    ]
+    return columns.table([told(name) for name in head], rows, _TEXTS)

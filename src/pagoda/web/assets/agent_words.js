@@ -22,7 +22,7 @@ const CHINESE = {
   agentRisk1: "它能做你在键盘前能做的一切，也会看错屏幕。请让它使用虚拟机或没有重要内容的账户，并守在旁边。",
   agentRisk2: "屏幕上的文字可能诱使它去做你没有要求的事。",
   agentRisk3: "每张截图都会发送到此服务器。请关闭不应被看到的内容。",
-  agentRisk4: "每一步发送最近三到五张截图，1280x720 时每张 880 词元（Qwen3-VL）。在这里它们花费时间，付费接口则按此收费。",
+  agentRisk4: "每一步发送最近三到五张截图，1280x720 时每张 880 token（Qwen3-VL）。在这里它们花费时间，付费接口则按此收费。",
   agentDriver: "被控电脑",
   agentDriverHint: "x11: 是输入命令的那台机器的桌面；或 vnc://主机、nanokvm://admin@主机、pikvm://admin@主机。",
   agentCommand: "在能访问此服务器和那台电脑的机器上，在终端中输入：",

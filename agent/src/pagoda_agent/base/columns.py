@@ -1,0 +1,1 @@
+../../../../src/pagoda/base/columns.py
