@@ -184,6 +184,7 @@ def test_each_layer_over_two_nodes(node, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # the model is loaded three times, in nine processes
 def test_three_nodes_whose_middle_one_fails_twice(node, folder, port):
     """Once behind a prompt that nobody has heard anything of, and once within replies; a client
     leaves meanwhile, another comes."""
