@@ -53,7 +53,7 @@ class _Form:
         self.own = sum(map(len, self._literals))
 
     def values(self, text: str, whole: bool) -> dict[str, str] | None:
-        """Of the fields; None where the text has another form. `whole`: with its full stop."""
+        """What the fields hold; None if the text has another form. `whole`: with its full stop."""
         if not (whole or self.stop):
             return None
         place = 0

@@ -132,7 +132,7 @@ _LISTS = tuple(one.name for one in fields(Records) if "array" in str(one.type))
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of an exact sum; 0 where there are no values."""
+    """The mean, by an exact sum; 0 if there are no values."""
     return fsum(values) / len(values) if values else 0.0
 
 

@@ -48,7 +48,7 @@ class Part(NamedTuple):
 
     records: Records
     stats: list[EngineStats]
-    """Of each replica,"""
+    """What each replica's scheduler counted,"""
     busy: list[float]
     """and the seconds in which it computed."""
     stopped: bool = False
@@ -92,7 +92,7 @@ def simulate_part(
 
 
 def outcome(trace: Trace, fleet: Fleet, parts: Sequence[Part]) -> Outcome:
-    """Of a fleet whose replicas these parts are."""
+    """Sum up a fleet whose replicas these parts are."""
     records = Records()
     for part in parts:
         records.add(part.records)
