@@ -37,7 +37,7 @@ def test_a_service_of_this_machine_alone_needs_no_key(home, capsys):
     assert '"serve" "--shutdown-timeout" "30" "smollm2" "--port" "9000"' in unit(home)
     assert not key_file(home).exists()
     assert (home / "said").read_text().splitlines() == [
-        "--user daemon-reload", "--user enable --now pagoda.service",
+        "--user show-environment", "--user daemon-reload", "--user enable --now pagoda.service",
     ]  # fmt: skip
     assert "pagoda service logs" in capsys.readouterr().out
 
@@ -90,6 +90,7 @@ def test_a_systemd_that_says_no_is_told(home, capsys):
     (home / "bin/systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2; exit 1\n")
     assert main(["service", "install", "smollm2"]) == 1
     assert "Failed to connect to bus. It needs your own session" in capsys.readouterr().err
+    assert not (home / "config").exists()
 
 
 def test_without_systemd_nothing_is_written(home, monkeypatch, capsys):

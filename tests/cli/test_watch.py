@@ -115,6 +115,13 @@ def test_what_keeps_a_server_from_serving_is_told(server, capsys, health, said):
         assert len(own) == 3 and said in own[-1]
 
 
+def test_the_trouble_of_a_single_model_stands_beside_its_name():
+    one = replace(SERVER, models={"a": ModelLoad(5, 7, 0.5, 3000, 350)}, problem="stalled")
+    assert [line.split()[2:4] for line in table([one])[1:]] == [["a", "(stalled)"]]
+    later = replace(one, at=102.0)
+    assert len(table_of_rates([one], [later])) == 2
+
+
 def test_a_line_for_each_model():
     assert table([SERVER]) == [
         "PORT  PID  MODEL  RUNNING  WAITING   KV    MEMORY         UP",

@@ -154,6 +154,10 @@ def test_defaults_come_from_the_generation_config(llm):
         (["fine", 7], None, RequestError),
         (["fine", {"text": "x"}], None, RequestError),
         (["fine"], [SamplingParams(), SamplingParams()], RequestError),
+        (["fine", b"x"], None, RequestError),
+        (7, None, RequestError),
+        (["fine"], {"temperature": 0}, RequestError),
+        (["fine"], "greedy", RequestError),
     ],
 )
 def test_one_bad_prompt_stops_all_before_anything_runs(llm, prompts, sampling, error):

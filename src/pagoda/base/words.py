@@ -129,7 +129,7 @@ def _error_forms() -> "Forms":
 
 def _is_sentence(template: str) -> bool:
     """Whether it can be told from others by its form. Flags' examples of JSON have no fields."""
-    return len(template.split()) > 4 and template.endswith(".") and '{"' not in template
+    return len(template.split()) > 4 and '{"' not in template
 
 
 def _of_environment() -> str:

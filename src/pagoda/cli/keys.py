@@ -130,7 +130,6 @@ def _list(path: Path) -> int:
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(say("{text!r} is not a whole number above 0.", text=text))

@@ -112,6 +112,7 @@ def _without_keys(words: Sequence[str]) -> list[str]:
 def _install(command: list[str], keys: list[str]) -> int:
     if shutil.which("systemctl") is None:
         raise ConfigError("There is no systemd here; start `pagoda serve` as this system does.")
+    _systemctl("show-environment")  # fails where nothing could be started
     unit, environment = _unit_file(), _environment_file()
     unit.parent.mkdir(parents=True, exist_ok=True)
     write_whole(unit, _unit(command))

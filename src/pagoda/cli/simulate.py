@@ -69,7 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", type=Path, metavar="FILE",
         help="step times measured on this machine with `pagoda bench step-times`",
     )  # fmt: skip
-    group.add_argument("--replicas", type=int, metavar="N", help="(default: 1)")
+    group.add_argument(
+        "--replicas", type=int, metavar="N", help="how many replicas serve (default: 1)"
+    )
     group.add_argument(
         "--router", choices=ROUTERS, default="prefix-aware",
         help="which replica a request goes to (default: prefix-aware)",
@@ -96,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--replicas is at least 1, and --price at least 0.")
     if (args.gpu is None) == (args.profile is None):
         raise ConfigError(
-            "Where steps take how long is open: name --gpu, or the --profile of this machine that "
-            "`pagoda bench step-times MODEL --output FILE` wrote."
+            "Say where step times come from: --gpu NAME, or --profile FILE, which "
+            "`pagoda bench step-times MODEL --output FILE` writes on this machine."
         )
     trace = _trace(args)
     machine = _machine(args)

@@ -22,7 +22,7 @@ class HelpAction(argparse.Action):
             option_strings, argparse.SUPPRESS, nargs="?", const="", default=argparse.SUPPRESS,
             metavar="all|WORD" if usual else "",
             help="these flags; with `all` every one, with a WORD those of that group or with that "
-            "word in their names or descriptions"
+            "word in their names, or else in their descriptions"
             if usual
             else "show this help message and exit",
         )  # fmt: skip
@@ -113,7 +113,7 @@ def _more(parser: argparse.ArgumentParser) -> str:
     count = sum(len(actions) for title, actions in _groups(parser) if title != positionals)
     return say(
         "`{program} --help=all` shows all {count} flags, --help=WORD a group of them ({titles}) or "
-        "those with WORD in their names or descriptions.",
+        "those with WORD in their names, or else in their descriptions.",
         program=parser.prog,
         count=count,
         titles=", ".join(titles),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from pagoda.base.errors import CapacityError, EngineDeadError, EngineKilledError, PagodaError
+from pagoda.base.words import say
 from pagoda.config.engine import EngineConfig
 from pagoda.doctor.answer import answer
 from pagoda.doctor.command import key_note
@@ -27,7 +28,7 @@ def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -
     try:
         machine = probe()
         lines = [
-            f"{found.topic}: {found.text}. {found.fix}"
+            say("{topic}: {text}. {fix}", topic=found.topic, text=found.text, fix=found.fix)
             for found in findings(machine)
             if found.status in ("WARN", "FAIL") and found.topic in topics
         ]
@@ -36,5 +37,8 @@ def after_failure(config: EngineConfig, error: PagodaError, serving: str = "") -
         found = [] if made.fits else remedies(replace(made, serving=serving))
     except PagodaError:  # what is wrong with the model, the error has said
         return []
-    lines += [f"What would fit, {remedy.words}: {remedy.command}" for remedy in found]
+    lines += [
+        say("What would fit, {how}: {command}", how=remedy.words, command=remedy.command)
+        for remedy in found
+    ]
     return lines + (key_note(found[0].command) if found else [])

@@ -67,7 +67,7 @@ def _nodes(config: EngineConfig) -> Iterator[Finding]:
         text = say("planned for {count} machines with this memory each", count=count)
         fix = say(
             "The device with the least memory decides for all of them: plan on that machine, or "
-            "name its GPU with --gpu."
+            "name its GPU with --gpu. Each machine also needs --node-rank and --master-addr."
         )
         yield Finding("nodes", "WARN", text, fix)
 

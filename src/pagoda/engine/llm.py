@@ -359,6 +359,13 @@ class LLM:
             len(prompts),
             "sampling_params",
         )
+        for sampling in every:
+            if not isinstance(sampling, SamplingParams):
+                raise RequestError(
+                    "sampling_params is a SamplingParams, or a list of one for each prompt; got "
+                    f"{type(sampling).__name__}.",
+                    "sampling_params",
+                )
         priorities = _per_prompt(0 if priority is None else priority, len(prompts), "priority")
         with TemporaryDirectory(prefix="pagoda-media-") as folder:
             files = MediaFiles()
@@ -441,18 +448,18 @@ class _Batch:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    return [prompts] if isinstance(prompts, str | Mapping) or _is_ids(prompts) else prompts
+    several = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
+    return prompts if several and not _is_ids(prompts) else [prompts]
 
 
 def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
-    """Not empty, and nothing but integers."""
-    return (
-        isinstance(value, Sequence) and len(value) > 0 and all(type(item) is int for item in value)
-    )
+    """Not empty, and nothing but integers; bytes are a text."""
+    several = isinstance(value, Sequence) and not isinstance(value, bytes)
+    return several and len(value) > 0 and all(type(item) is int for item in value)
 
 
 def _per_prompt(value: Any, count: int, name: str) -> Sequence[Any]:
-    if not isinstance(value, Sequence):
+    if not isinstance(value, Sequence) or isinstance(value, str):
         return [value] * count
     if len(value) != count:
         raise RequestError(f"{name} has {len(value)} entries for {count} prompts.", name)

@@ -107,7 +107,7 @@ def run_server(
         logging.getLogger("pagoda").setLevel(logging.ERROR)
         _log.error("%s", told(message_of(error)))
         for found in advise(error) if advise else ():
-            for line in found.split("\n"):  # a log line has none of its own
+            for line in told(found).split("\n"):  # a log line has none of its own
                 _log.error("%s", line)
         return 1
     except KeyboardInterrupt:

@@ -55,15 +55,19 @@ def _rows(load: ServerLoad) -> list[tuple[str, ...]]:
          f"{model.kv_usage:.0%}", *end)
         for name, model in load.models.items()
     ]  # fmt: skip
-    if load.problem or not rows:
-        said = for_terminal(told(load.problem or say("no model is loaded")))
-        rows.append((*server, f"({said})", "", "", "", *end))
-    return rows
+    if not load.problem and rows:
+        return rows
+    said = f"({for_terminal(told(load.problem or say('no model is loaded')))})"
+    if len(rows) == 1:
+        port, pid, name, *others = rows[0]
+        return [(port, pid, f"{name} {said}", *others)]
+    return [*rows, (*server, said, "", "", "", *end)]
 
 
 def _names(load: ServerLoad) -> list[str]:
     """The model of each of `_rows`."""
-    return [*load.models, *([""] if load.problem or not load.models else [])]
+    names = list(load.models)
+    return names if len(names) == 1 or (names and not load.problem) else [*names, ""]
 
 
 def _span(seconds: float) -> str:

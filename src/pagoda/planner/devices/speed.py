@@ -22,9 +22,9 @@ PROMPT_TOKENS = 512
 # the other, infinity the longer one alone.
 _OVERLAP = 3.0
 _EXCHANGING = say("exchanging between devices")
-_VERIFYING = "verifying guesses"
-_FROM_HOST = "reading weights from the host's memory"
-_FROM_DISK = "reading experts from disk"
+_VERIFYING = say("verifying guesses")
+_FROM_HOST = say("reading weights from the host's memory")
+_FROM_DISK = say("reading experts from disk")
 # Roles that a token's step does not multiply with: it looks rows up, or meets no picture.
 _NOT_READ = frozenset(("embedding", "table", "vision"))
 
