@@ -28,10 +28,10 @@ class LaunchedClient(FakeClient):
     """Takes a moment to load; drains like the real one."""
 
     config = EngineConfig(model=ModelConfig(model="fake"))
-    phase = "load weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.phase = "load weights"
         # Ends with this process, whatever becomes of it.
         self.process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 

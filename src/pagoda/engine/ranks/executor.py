@@ -354,7 +354,7 @@ class RanksExecutor(LocalExecutor):
 
 def _with_least(facts: DeviceFacts, others: Collection[RankUp]) -> DeviceFacts:
     """Rank 0's with the least memory of all; says whose that is, where it is much less."""
-    least = min(others, key=lambda up: up.free_memory)
+    least = min(others, key=lambda up: (up.free_memory, up.rank))
     if least.free_memory < _MUCH_LESS * facts.free_memory:
         log.warning(
             "Rank %d has %s of memory free and rank 0 %s: all are planned for the least.",

@@ -151,7 +151,7 @@ struct UnitScales {
 
 template <Format F>
 [[gnu::always_inline]] inline UnitScales load_unit_scales(const uint8_t* unit, int part) {
-    UnitScales out;
+    UnitScales out{};
     if constexpr (F.scaling == Scaling::kE8M0) {
         out.d = load_e8m0(unit + part * kLanes);
     } else if constexpr (F.scaling != Scaling::kFloat) {
