@@ -448,8 +448,9 @@ class _Batch:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Any]:
-    several = isinstance(prompts, Sequence) and not isinstance(prompts, str | bytes)
-    return prompts if several and not _is_ids(prompts) else [prompts]
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence) or _is_ids(prompts):
+        return [prompts]
+    return prompts
 
 
 def _is_ids(value: Any) -> TypeGuard[Sequence[int]]:
