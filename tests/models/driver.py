@@ -31,6 +31,7 @@ class Driver:
         kv_dtype: torch.dtype | None = None,
     ):
         self.model = model
+        self.device = model.context.device
         self.block_size = block_size
         self.chance = random.Random(seed)
         self.free = list(range(1, num_blocks))
@@ -44,9 +45,9 @@ class Driver:
         dtype = kv_dtype or model.context.dtype
         layout = replace(model.context.attention.layout, block_size=block_size)
         self.caches = [
-            _kv_cache(mixer, num_blocks, layout, size, dtype)
+            _kv_cache(mixer, num_blocks, layout, size, dtype, self.device)
             if isinstance(mixer, AttentionSpec)
-            else _state_cache(mixer, num_slots, size)
+            else _state_cache(mixer, num_slots, size, self.device)
             for mixer in mixers
         ]
         for index, mixer in enumerate(mixers):
@@ -63,8 +64,8 @@ class Driver:
         """Compute each request's next tokens; fp32 logits [tokens, vocab] per request."""
         batch = self._batch(tokens)
         for name, value in fields.items():
-            setattr(batch, name, value)
-        logits = self.model.compute_logits(self.model(batch))
+            setattr(batch, name, value.to(self.device))
+        logits = self.model.compute_logits(self.model(batch)).cpu()
         assert logits.dtype == torch.float32
         parts = logits.split([len(ids) for ids in tokens.values()])
         return dict(zip(tokens, parts, strict=True))
@@ -100,14 +101,14 @@ class Driver:
             kv_lens.append(self.lens[req])
         width = max(len(self.tables[req]) for req in tokens)
         tables = [self.tables[req] + [0] * (width - len(self.tables[req])) for req in tokens]
-        groups = [GroupInputs(torch.tensor(tables, dtype=torch.int32), torch.tensor(slots))]
+        groups = [GroupInputs(self.integers(tables, torch.int32), self.integers(slots))]
         if self.free_slots:
             groups.append(self._states(tokens))
         return ForwardBatch(
-            token_ids=torch.tensor([id for ids in tokens.values() for id in ids]),
-            positions=torch.tensor(positions),
-            query_start=torch.tensor(starts, dtype=torch.int32),
-            kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
+            token_ids=self.integers([id for ids in tokens.values() for id in ids]),
+            positions=self.integers(positions),
+            query_start=self.integers(starts, torch.int32),
+            kv_lens=self.integers(kv_lens, torch.int32),
             max_query_len=max(len(ids) for ids in tokens.values()),
             max_kv_len=max(kv_lens),
             groups=groups,
@@ -137,8 +138,12 @@ class Driver:
             for slot in [*[0] * (len(ids) - 1), written]
         ]
         return StateInputs(
-            torch.tensor(reads, dtype=torch.int32), torch.tensor(behind_last, dtype=torch.int32)
+            self.integers(reads, torch.int32), self.integers(behind_last, torch.int32)
         )
+
+    def integers(self, values: list, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        """On the model's device."""
+        return torch.tensor(values, dtype=dtype, device=self.device)
 
     def _leave(self, slot: int) -> None:
         for group, cache in zip(self.layer_group, self.caches, strict=True):
@@ -149,22 +154,26 @@ class Driver:
 
 
 def _kv_cache(
-    spec: AttentionSpec, num_blocks: int, layout: KVLayout, ranks: int, dtype: torch.dtype
+    spec: AttentionSpec, num_blocks: int, layout: KVLayout, ranks: int, dtype: torch.dtype,
+    device: str,
 ) -> tuple[torch.Tensor, ...]:
     heads = max(1, spec.num_kv_heads // ranks)
     row = row_elements(spec.head_dim, dtype)
     # Bytes of ones are NaN scales.
     poison = {torch.int8: -1, torch.uint8: 255}.get(dtype, torch.nan)
-    parts = torch.full((2, num_blocks, heads * layout.block_size * row), poison, dtype=dtype)
+    shape = (2, num_blocks, heads * layout.block_size * row)
+    parts = torch.full(shape, poison, dtype=dtype, device=device)
     keys, values = parts
     return views(keys, keys if spec.latent is not None else values, layout, heads)
 
 
-def _state_cache(spec: RecurrentSpec, num_slots: int, ranks: int) -> tuple[torch.Tensor, ...]:
+def _state_cache(
+    spec: RecurrentSpec, num_slots: int, ranks: int, device: str
+) -> tuple[torch.Tensor, ...]:
     """Slots of all parts side by side in one buffer, with room between them."""
     own = replace(spec, **{name: getattr(spec, name) // ranks for name in spec.splits})
     shapes = [torch.Size(shape) for shape in own.state_shapes]
     sizes = [shape.numel() for shape in shapes]
-    buffer = torch.full((num_slots, sum(sizes) + 7), torch.nan)
+    buffer = torch.full((num_slots, sum(sizes) + 7), torch.nan, device=device)
     parts = buffer[:, 3:-4].split(sizes, dim=1)
     return tuple(part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True))

@@ -83,20 +83,21 @@ def hidden_states(
 ) -> list[torch.Tensor]:
     """Each text's hidden states [tokens, hidden], all texts in one batch; `carried` is what the
     stage before gave for them."""
-    lens = torch.tensor([len(ids) for ids in texts], dtype=torch.int32)
     flat = [id for ids in types or [] for id in ids]
-    token_ids = torch.tensor([id for ids in texts for id in ids])
-    batch = ForwardBatch(
-        token_ids=token_ids,
-        positions=torch.cat([torch.arange(len(ids)) for ids in texts]),
-        query_start=torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()]),
-        kv_lens=lens,
-        max_query_len=int(lens.max()),
-        max_kv_len=int(lens.max()),
-        groups=[],
-        layer_group=[],
-        kv_caches=[],
-        token_types=torch.tensor(flat) if flat else torch.zeros_like(token_ids),
-        carried=carried,
-    )
-    return list(model(batch).split(lens.tolist()))
+    with torch.device(model.context.device):
+        lens = torch.tensor([len(ids) for ids in texts], dtype=torch.int32)
+        token_ids = torch.tensor([id for ids in texts for id in ids])
+        batch = ForwardBatch(
+            token_ids=token_ids,
+            positions=torch.cat([torch.arange(len(ids)) for ids in texts]),
+            query_start=torch.cat([torch.zeros(1, dtype=torch.int32), lens.cumsum(0).int()]),
+            kv_lens=lens,
+            max_query_len=int(lens.max()),
+            max_kv_len=int(lens.max()),
+            groups=[],
+            layer_group=[],
+            kv_caches=[],
+            token_types=torch.tensor(flat) if flat else torch.zeros_like(token_ids),
+            carried=carried,
+        )
+    return list(model(batch).cpu().split(lens.tolist()))

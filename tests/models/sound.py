@@ -147,7 +147,7 @@ class HearingDriver(Driver):
         if self.watches:
             owners = [i for i, ids in enumerate(tokens.values()) for _ in ids]
             heads = {i: self.watches.get(req, []) for i, req in enumerate(tokens)}
-            batch.watched = self.watched = Watched(heads, torch.tensor(owners))
+            batch.watched = self.watched = Watched(heads, self.integers(owners))
         for index, (req, ids) in enumerate(tokens.items()):
             if req in self.media:
                 start = self.lens[req] - len(ids)

@@ -62,7 +62,7 @@ def test_logits_of_pairs_equal(family: str, labels: int, tmp_path):
     types = [[int(typed and at > len(ids) // 3) for at in range(len(ids))] for ids in texts]
     states = encoders.hidden_states(model, texts, types)
     with torch.inference_mode():
-        found = model.classify(torch.stack([rows[0] for rows in states]))
+        found = model.classify(torch.stack([rows[0] for rows in states]).to(tiny.DEVICE)).cpu()
         expected = [
             reference(torch.tensor([ids]), token_type_ids=torch.tensor([kinds])).logits[0]
             for ids, kinds in zip(texts, types, strict=True)

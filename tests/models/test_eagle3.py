@@ -19,11 +19,11 @@ FAMILIES = {"llama": {}, "qwen3": {"head_dim": 16}, "qwen3_moe": {**tiny.QWEN3_M
 IDS = tiny.random_ids(61)
 
 
-def load(folder, head_folder, **options) -> CausalLM:
+def load(folder, head_folder, device: str = tiny.DEVICE, **options) -> CausalLM:
     files = open_model(folder)
     spec = spec_for(files.config, files.metadata, files.checkpoint.tensors)
     files, spec = with_head(files, spec, open_model(head_folder), "HEAD")
-    return build_model(spec, files.checkpoint, dtype=torch.float32, device="cpu", **options)
+    return build_model(spec, files.checkpoint, dtype=torch.float32, device=device, **options)
 
 
 class Drafter(Driver):
@@ -34,10 +34,10 @@ class Drafter(Driver):
         """Each request's next tokens and the one behind them; by request the head's hidden states
         and logits."""
         batch = self._batch({req: ids[:-1] for req, ids in tokens.items()})
-        following = torch.tensor([id for ids in tokens.values() for id in ids[1:]])
+        following = self.integers([id for ids in tokens.values() for id in ids[1:]])
         head = self.model.draft_head
         hidden = head(batch, following, head.read(self.model(batch)))
-        logits = head.compute_logits(hidden)
+        logits = head.compute_logits(hidden).cpu()
         assert logits.dtype == torch.float32
         sizes = [len(ids) - 1 for ids in tokens.values()]
         parts = zip(hidden.split(sizes), logits.split(sizes), strict=True)
@@ -47,8 +47,8 @@ class Drafter(Driver):
     def go_on(self, req: str, token: int, hidden: torch.Tensor):
         """Hidden state and logits behind a drafted token; `hidden` [1, hidden] drafted it."""
         batch = self._batch({req: [token]})
-        hidden = self.model.draft_head(batch, torch.tensor([token]), hidden)
-        return hidden, self.model.draft_head.compute_logits(hidden)
+        hidden = self.model.draft_head(batch, self.integers([token]), hidden)
+        return hidden, self.model.draft_head.compute_logits(hidden).cpu()
 
     def drafts(self, ids: list[int], chunk: int, req: str = "r") -> torch.Tensor:
         """Logits [len(ids) - 1, vocab]."""
@@ -189,7 +189,7 @@ def test_replayed_steps_keep_what_the_head_reads(form, tmp_path):
     reference = tiny.make("qwen3", head_dim=16)
     reference.save_pretrained(tmp_path)
     head_folder = tiny_eagle3.save(tmp_path / "head", tiny_eagle3.make(reference))
-    model = load(tmp_path, head_folder, packed=form == "recorded")
+    model = load(tmp_path, head_folder, "cpu", packed=form == "recorded")
     model.draft_head.reserve(LIMITS.max_tokens)
     eager, replayed = Driver(model), Driver(model)
     steps = capture(replayed, 4) if form == "captured" else record(replayed)

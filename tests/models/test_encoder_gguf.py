@@ -48,7 +48,7 @@ def test_scores_equal(family, changes, method, tmp_path):
     states = encoders.hidden_states(model, TEXTS)
     pooled = [rows[0] if method == "cls" else rows.mean(0) for rows in states]
     with torch.inference_mode():
-        found = model.classify(torch.stack(pooled))
+        found = model.classify(torch.stack(pooled).to(tiny.DEVICE)).cpu()
         expected = torch.stack([reference(torch.tensor([ids])).logits[0] for ids in TEXTS])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 

@@ -170,7 +170,8 @@ def test_many_in_one_batch(packed, moe, tmp_path):
         expected = tiny.reference_logits(expected, ids)
         torch.testing.assert_close(together[name], expected, rtol=0, atol=1e-4)
         torch.testing.assert_close(alone, expected, rtol=0, atol=1e-4)
-        assert torch.equal(alone, together[name]) or not packed
+        # A CPU's kernels give the same bits.
+        assert torch.equal(alone, together[name]) or not packed or tiny.DEVICE != "cpu"
 
 
 def test_ranks_hold_what_stands_beside_their_experts(moe, tmp_path):

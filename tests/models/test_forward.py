@@ -69,7 +69,7 @@ def test_given_embeddings_replace_rows(model: CausalLM):
     """A prompt whose rows are half given as embeddings equals the prompt of their ids."""
     ids = tiny.random_ids(20)
     rows = torch.arange(20) % 3 == 1
-    given = model.embed_tokens(torch.tensor(ids))
+    given = model.embed_tokens(torch.tensor(ids, device=tiny.DEVICE)).cpu()
     hidden = [0 if row else token for token, row in zip(ids, rows.tolist(), strict=True)]
     embeds = torch.where(rows[:, None], given, torch.nan)
     logits = Driver(model).step({"r": hidden}, input_embeds=embeds, embed_rows=rows)["r"]

@@ -58,7 +58,7 @@ def driver_of(model, folder) -> VisionDriver:
 
 def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert expected.std() > 0.1  # else a fault could hide below the bound
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=1e-4)
 
 
 def test_pictures_equal_transformers(folder):

@@ -27,7 +27,7 @@ class Drafter(Driver):
         """Each request's next tokens and the one behind them; by request the head's hidden states
         and logits."""
         batch = self._batch({req: ids[:-1] for req, ids in tokens.items()})
-        following = torch.tensor([id for ids in tokens.values() for id in ids[1:]])
+        following = self.integers([id for ids in tokens.values() for id in ids[1:]])
         hidden = self.model.draft_head(batch, following, self.model(batch))
         return self._of_requests(tokens, hidden)
 
@@ -35,11 +35,11 @@ class Drafter(Driver):
     def go_on(self, req: str, token: int, hidden: torch.Tensor) -> torch.Tensor:
         """Logits behind a drafted token; `hidden` [1, hidden] is what drafted it."""
         batch = self._batch({req: [token]})
-        hidden = self.model.draft_head(batch, torch.tensor([token]), hidden)
-        return self.model.draft_head.compute_logits(hidden)
+        hidden = self.model.draft_head(batch, self.integers([token]), hidden.to(self.device))
+        return self.model.draft_head.compute_logits(hidden).cpu()
 
     def _of_requests(self, tokens, hidden):
-        logits = self.model.draft_head.compute_logits(hidden)
+        logits = self.model.draft_head.compute_logits(hidden).cpu()
         assert logits.dtype == torch.float32
         sizes = [len(ids) - 1 for ids in tokens.values()]
         parts = zip(hidden.split(sizes), logits.split(sizes), strict=True)

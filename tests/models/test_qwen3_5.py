@@ -197,6 +197,9 @@ def test_packed_weights_say_nearly_the_same_and_the_same_bits_in_any_chunks(fold
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    cpu.native() is None, reason="torch rounds products of 16 bits by how many rows there are"
+)
 def test_published_sizes_run_with_random_weights():
     """Qwen3.6-27B with one layer of each kind: 1.5 GiB of weights, a 64th of its vocabulary."""
     text = {

@@ -3,6 +3,7 @@
 Nothing here is computed by Pagoda but what `load` returns.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -106,6 +107,8 @@ from pagoda.arch.registry import spec_for
 from pagoda.arch.stage import stage_of
 from pagoda.models.base import CausalLM
 from pagoda.models.loader import build_model
+from pagoda.planner.attention import choose_attention
+from pagoda.runtime.device import make_device
 from pagoda.weights.files import open_model
 from pagoda.weights.gguf.checkpoint import GgufCheckpoint
 
@@ -144,6 +147,8 @@ def _gemma4(num_positions: int = 256, clipped: bool = False, **text) -> Gemma4Co
     return Gemma4Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
 
 
+DEVICE = os.environ.get("PAGODA_TEST_DEVICE", "cpu")
+"""Where models are: `make gpu-check` has some of these tests run on `cuda`."""
 FAMILIES = {
     "bamba": (BambaConfig, BambaForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
@@ -418,7 +423,7 @@ def randomize(model: PreTrainedModel) -> None:
 def load(
     folder: Path,
     dtype: torch.dtype = torch.float32,
-    device: str = "cpu",
+    device: str = DEVICE,
     *,
     drafts: bool = False,
     cuts: tuple[int, ...] = (),
@@ -435,6 +440,9 @@ def load(
         checkpoint = files.checkpoint
         spec = spec_for(files.config, {}, checkpoint.tensors)
     spec = stage_of(spec.drafting() if drafts else spec, cuts, stage)
+    if device == "cuda" and "attention" not in options:
+        name, facts = str(dtype).removeprefix("torch."), make_device("cuda").facts()
+        options["attention"] = choose_attention(spec, "auto", name, facts, [])
     return build_model(spec, checkpoint, dtype=dtype, device=device, **options)
 
 

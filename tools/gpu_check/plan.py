@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-TESTS = ROOT / "tests" / "kernels" / "triton"
+TESTS = ROOT / "tests"
+_KERNELS = TESTS / "kernels" / "triton"
 TOTAL = 585.0
 """Seconds of all phases; the command that runs them has ten minutes."""
 _SHARES, _PLAYED_SHARES = 6, 3
@@ -22,6 +23,15 @@ _LEFT_OUT = ("test_ahead_of_time.py", "test_triton_versions.py")
 """They compile for GPUs that are not there."""
 _LONG = {"test_attention.py": 3, "test_experts.py": 3, "test_packed.py": 3}
 """Processes of a file: its tests compile many forms."""
+_FAMILIES = (
+    "adapters", "bert", "deepseek", "eagle3", "encoder_gguf", "expert_adapters", "forward", "fp8",
+    "gemma3", "gemma3n_vision", "gemma4", "gguf", "granite4", "internvl", "kv_scales", "lfm2",
+    "llama4", "llama4_vision", "mistral3", "moe", "mtp", "nemotron_h", "phi4_multimodal",
+    "qwen2_audio", "qwen2_video", "qwen2_vl", "qwen3_5", "qwen3_vl", "qwen_video", "transformers",
+    "voxtral", "whisper",
+)  # fmt: skip
+"""Of tests/models: tiny models beside transformers', on whichever device is asked for."""
+_FAMILIES_SHARES = 8
 _PLAYED_TESTS = ("test_norm.py", "test_activation.py")
 
 
@@ -48,8 +58,11 @@ class Stage(NamedTuple):
 
 def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     """All of a check; `at_once` processes compile and compare at once."""
-    names = _PLAYED_TESTS if play else sorted(path.name for path in TESTS.glob("test_*.py"))
+    names = _PLAYED_TESTS if play else sorted(path.name for path in _KERNELS.glob("test_*.py"))
     tests = [phase for name in names if name not in _LEFT_OUT for phase in _tests(name)]
+    if not play:
+        paths = (f"models/test_{family}.py" for family in _FAMILIES)
+        tests += _shared("tests of models", _FAMILIES_SHARES, *paths)
     shares = _PLAYED_SHARES if play else _SHARES
     parity = [
         Phase(f"parity {share + 1} of {shares}", "parity", 140, (str(share), str(shares)))
@@ -62,19 +75,24 @@ def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     return (
         Stage((Phase("probe", "probe", 40),)),
         # The slow ones first: each comparison compiles what it compares.
-        Stage((*parity, *tests), at_once, seconds=170),
+        Stage((*parity, *tests), at_once, seconds=260),
         Stage((Phase("speed", "speed", 90, least=40),)),
         Stage(engines),
     )
 
 
 def _tests(name: str) -> list[Phase]:
-    """A file's, a process for each share of them."""
-    shares = _LONG.get(name, 1)
+    """Of a file of the kernels'."""
+    path = (_KERNELS / name).relative_to(TESTS)
+    return _shared(f"tests {name}", _LONG.get(name, 1), str(path))
+
+
+def _shared(name: str, shares: int, *paths: str) -> list[Phase]:
+    """A process for each share of the tests in some files."""
     return [
         Phase(
-            f"tests {name}" + (f" {share + 1} of {shares}" if shares > 1 else ""),
-            "tests", 140, (name, str(share), str(shares)),
+            name + (f" {share + 1} of {shares}" if shares > 1 else ""),
+            "tests", 140, (str(share), str(shares), *paths),
         )
         for share in range(shares)
     ]  # fmt: skip

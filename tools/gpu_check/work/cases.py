@@ -11,7 +11,7 @@ from pagoda.core.kvcache.spec import KVLayout
 from pagoda.kernels import ops
 from pagoda.kernels.ref import kv_cache
 from pagoda.kernels.triton import attention, norm
-from pagoda.kernels.triton.products import experts, gemm, routing
+from pagoda.kernels.triton.products import experts, gemm, routing, scaled
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from tests.kernels.triton.quantized import random_raw
 
@@ -101,6 +101,8 @@ def seconds(work: Callable[[], object], play: bool) -> float:
         return time.perf_counter() - begun
     import triton.testing
 
+    # It launches on a stream of its own, which does not wait for what has made the tensors.
+    torch.cuda.synchronize()
     return float(triton.testing.do_bench_cudagraph(work, rep=40, return_mode="median")) / 1e3
 
 
@@ -196,12 +198,22 @@ def _linear(where: str, storage: str, tokens: int, rows: int, columns: int) -> C
 
         def reference() -> tuple[Tensor, slice]:
             decoded = gemm.decode(matrix, torch.float32, 0, rows)
-            return x.float() @ decoded.t(), slice(None)
+            # One token keeps its own precision.
+            rounds = tokens > 1 and scaled.declines(x, matrix, x.dtype) is None
+            given = _rounded(x.float()) if rounds else x.float()
+            return given @ decoded.t(), slice(None)
 
         moved = matrix.nbytes + 2 * tokens * (rows + columns)
         return Made(lambda: gemm.matmul(x, [matrix]), reference, moved, 2 * tokens * rows * columns)
 
     return Case(f"linear {storage}, {tokens} x {columns} x {rows}", make, 32)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """To fp8, with a scale for each `scaled.GROUP` columns of x [tokens, columns]."""
+    groups = x.unflatten(1, (-1, scaled.GROUP))
+    scales = groups.abs().amax(-1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
+    return ((groups / scales).to(torch.float8_e4m3fn).float() * scales).flatten(1)
 
 
 def _experts(

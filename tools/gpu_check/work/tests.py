@@ -1,5 +1,7 @@
-"""One file of the kernels' tests, where it runs on a GPU: kernels are compiled, not interpreted."""
+"""A share of the tests in some files, where they run on a GPU: kernels are compiled, not
+interpreted, and the models of tests/models lie there."""
 
+import os
 import time
 from collections import Counter
 from typing import Any
@@ -11,14 +13,15 @@ _EVERY = 1.0
 """Seconds between two writes of what was counted."""
 
 
-def run(found: Found, clock: Clock, play: bool, name: str, share: str, shares: str) -> None:
+def run(found: Found, clock: Clock, play: bool, share: str, shares: str, *paths: str) -> None:
+    os.environ["PAGODA_TEST_DEVICE"] = "cpu" if play else "cuda"
     import pytest
 
     recorder = _Recorder(found, slice(int(share), None, int(shares)))
     # The project's settings name plugins that are not carried.
     command = [
-        str(TESTS / name), "-q", "-c", "/dev/null", f"--rootdir={ROOT}", "--tb=short",
-        "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore",
+        *(str(TESTS / path) for path in paths), "-q", "-c", "/dev/null", f"--rootdir={ROOT}",
+        "--tb=short", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore",
     ]  # fmt: skip
     if play:
         command += ["-k", "gated"]

@@ -18,8 +18,6 @@ from pagoda.server.filetools.paths import RefusedError, resolved
 from pagoda.server.filetools.search import file_glob_search, grep_search
 
 _MEMORY = 1024**3
-_NICE = 10
-"""The engine's work goes first."""
 _WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "read_file": read_file,
     "write_file": write_file,
@@ -45,7 +43,6 @@ def answer(tool: str, params: dict[str, Any], cwd: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     told = json.dumps(answer(**json.load(sys.stdin)), ensure_ascii=False)
     # A name on a disk may be no UTF-8.

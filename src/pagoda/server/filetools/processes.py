@@ -9,6 +9,8 @@ from typing import IO
 
 from pagoda.base.env import child_environment
 
+_NICE = 10
+"""The engine's work goes first."""
 _SECRETS = frozenset({"VLLM_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 
 
@@ -27,13 +29,16 @@ async def started(
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that is gone when the block ends, with all that it started. Raises OSError.
 
-    Neither end is a pipe of asyncio's: waiting for a process would be waiting for whoever has
-    inherited its output.
+    It runs with less priority than the server, and so does all that it starts. Neither end is a
+    pipe of asyncio's: waiting for a process would be waiting for whoever has inherited its output.
     """
     process = await asyncio.create_subprocess_exec(
         *command, cwd=cwd, env=environment(), stdin=stdin, stdout=stdout,
         stderr=asyncio.subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
+    # It may have ended, or started others.
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
     try:
         yield process
     finally:
