@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pagoda.base.near import nearest
 from pagoda.base.words import say, told
 
 _ALL = "all"
@@ -51,7 +52,7 @@ def help_of(parser: argparse.ArgumentParser, usual: Sequence[str], word: str) ->
     for title, actions in found:
         _add(formatter, title, actions)
     if word and not found:
-        formatter.add_text(say("No flag has to do with {word!r}.", word=word))
+        formatter.add_text(_nothing(parser, word))
     if not found:
         _add(formatter, *_positionals(parser))
         _add(formatter, say("usual flags"), [_action(parser, flag) for flag in usual])
@@ -60,6 +61,22 @@ def help_of(parser: argparse.ArgumentParser, usual: Sequence[str], word: str) ->
     if not found:
         formatter.add_text(parser.epilog)
     return formatter.format_help()
+
+
+def _nothing(parser: argparse.ArgumentParser, word: str) -> str:
+    """That no flag was found, and the word in their names that was meant."""
+    flags = [flag for _, actions in _groups(parser) for each in actions
+             for flag in each.option_strings]  # fmt: skip
+    parts = dict.fromkeys(part for flag in flags for part in flag.split("-") if part)
+    meant = nearest(word, flags, parts)
+    if meant is None:
+        return say("No flag has to do with {word!r}.", word=word)
+    return say(
+        "No flag has to do with {word!r}; `{program} --help={meant}` shows those with {meant!r}.",
+        word=word,
+        program=parser.prog,
+        meant=meant.removeprefix("--"),
+    )
 
 
 def _found(parser: argparse.ArgumentParser, word: str) -> list[tuple[str, list[argparse.Action]]]:

@@ -52,6 +52,16 @@ def test_a_word_that_nothing_has_is_answered_with_the_usual_help(capsys):
     assert "model, cache, scheduler" in " ".join(out.split())
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("memmory", "memory"), ("--max-modle-len", "max-model-len"), ("paralel", "parallel")],
+)
+def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(typed, meant, capsys):
+    out = " ".join(shown(capsys, "serve", f"--help={typed}").split())
+    assert f"`pagoda serve --help={meant}` shows those with '{meant}'" in out
+    assert f"--{meant}" in out or f"-{meant}" in shown(capsys, "serve", f"--help={meant}")
+
+
 @pytest.mark.parametrize("word", ["AdapterConfig", "adapter"])
 def test_a_group_may_be_named_as_vllm_names_it(word, capsys):
     assert "--max-loras" in shown(capsys, "serve", f"--help={word}")

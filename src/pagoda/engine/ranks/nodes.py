@@ -242,10 +242,17 @@ class NodeStarter(EqualParts):
 def _resolved(name: str) -> str:
     """The numbers of an address."""
     deadline = time.monotonic() + _NAME_SECONDS
+    told = False
     while True:
         try:
             return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
         except OSError as error:
             if time.monotonic() >= deadline:
                 raise ConfigError(f"--master-addr {name} has no address: {error}.") from error
+            if not told:
+                log.info(
+                    "--master-addr %s has no address yet (%s); waiting %.0f s for one.",
+                    name, error.strerror or error, _NAME_SECONDS,
+                )  # fmt: skip
+            told = True
             time.sleep(BEAT_SECONDS)
