@@ -323,3 +323,16 @@ def test_arranged_products_are_those_of_the_columns(storage, columns, device):
     assert taken.shape == (5, -(-columns // 256) * 256) and weight.shape == (9, taken.shape[1])
     expected = x.double() @ dequantize(raw, storage).double().to(device).t()
     torch.testing.assert_close(taken.double() @ weight.double().t(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("storage", ["INT4", "UINT4", "Q4_0", "Q4_1", "Q4_K", "MXFP4", "FP4"])
+def test_weights_of_products_in_bf16_are_those_of_fp32_rounded(storage, device):
+    """Each within two roundings: two are decoded at once, and their scales are in two parts."""
+    raw = random_raw(storage, ROWS, 512, seed=3)
+    matrix = packed(storage, raw, 512, device)
+    columns = torch.randperm(512, device=device)[:48]
+    x = torch.nn.functional.one_hot(columns, 512).bfloat16()
+    found = gemm.matmul(x, [matrix], out_dtype=torch.float32)
+    expected = dequantize(raw, storage).to(device)[:, columns].t()
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-5)
+    assert (found == expected.bfloat16().float()).float().mean() > 0.8

@@ -14,7 +14,17 @@ import triton.language as tl
 
 from pagoda.kernels.triton.products.fp8 import decode_fp8
 from pagoda.kernels.triton.products.layouts import Layout
-from pagoda.kernels.triton.products.native import e2m1, e4m3, e4m3_bits, nibble
+from pagoda.kernels.triton.products.native import (
+    bf16_pair,
+    bf16_rest,
+    e2m1,
+    e2m1_pair,
+    e4m3,
+    e4m3_bits,
+    nibble,
+    nibble_pair,
+    nibble_pair_beside,
+)
 
 # A float with this exponent counts in ones: small integers are put into its mantissa, for the
 # conversion of integers runs at a quarter of the rate and less.
@@ -194,48 +204,108 @@ def shares_of(layout: Layout) -> int:
 
 @triton.jit
 def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """[64] the columns of `part_of_weights`, in runs of four or more."""
+    """[64] the columns of `part_of_weights`."""
     place = tl.arange(0, 64)
     if LAYOUT.codes == "plain":
         column = PART * 64 + place
     elif LAYOUT.codes_each == 4:
         column = place // 4 * 16 + PART * 4 + place % 4
     else:
-        quad = place // 32 * 4 + place // 4 % 4
-        column = quad * 32 + (2 * PART + place // 16 % 2) * 4 + place % 4
+        quad = place // 32 * 4 + place // 2 % 4
+        column = quad * 32 + (PART + 4 * (place % 2)) * 4 + place // 8 % 4
     return step * 256 + column
 
 
 @triton.jit
-def part_of_weights(low, high, scale, beside, PART: tl.constexpr, LAYOUT: tl.constexpr):
-    """fp32 [rows, 64], a quarter of a step: one place of each element, or two where an element has
-    eight.
+def part_of_weights(low, high, scales, PART: tl.constexpr, LAYOUT: tl.constexpr,
+                    DTYPE: tl.constexpr):  # fmt: skip
+    """[rows, 64], a quarter of a step: one place of each element, or two where an element has
+    eight; fp32, or in bf16 where DTYPE is that and the layout has codes of pairs.
 
     Each four quads are beside each other, as in an operand of a tensor core, where four threads
     share a row: a thread that decodes whole quads has what it multiplies.
     """
-    ROWS: tl.constexpr = low.shape[0]
     if LAYOUT.codes_each == 4:
-        weights = _weights(low, high, scale, beside, PART, LAYOUT)
+        weights = _weights(low, high, scales[0], scales[1], PART, LAYOUT)
+    elif _in_pairs(LAYOUT, DTYPE):
+        weights = _side_by_side(*_pair(low, scales, PART, LAYOUT))
     else:
-        first = _weights(low, high, scale, beside, 2 * PART, LAYOUT)
-        second = _weights(low, high, scale, beside, 2 * PART + 1, LAYOUT)
-        quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
-        weights = tl.reshape(tl.permute(quads, (0, 1, 4, 2, 3)), (ROWS, 64))
+        weights = _side_by_side(
+            _weights(low, high, scales[0], scales[1], PART, LAYOUT),
+            _weights(low, high, scales[2], scales[3], PART + 4, LAYOUT),
+        )
     return weights
 
 
 @triton.jit
-def scales_of_part(scales, minima, supers, step, PART: tl.constexpr, row, rows, columns,
-                   LAYOUT: tl.constexpr):  # fmt: skip
-    """(scales, what is beside them), as `part_of_weights` takes them."""
+def _side_by_side(first, second):
+    """[rows, elements] of two places as [rows, 64]: the two of an element are one register of an
+    operand."""
+    ROWS: tl.constexpr = first.shape[0]
+    quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
+    return tl.reshape(tl.permute(quads, (0, 1, 3, 2, 4)), (ROWS, 64))
+
+
+@triton.constexpr_function
+def _in_pairs(layout: Layout, dtype: tl.dtype) -> bool:
+    """Whether two codes of an element become weights at once, in bf16."""
+    return dtype == tl.bfloat16 and layout.planes == (4,) and layout.codes != "levels"
+
+
+@triton.jit
+def _pair(low, scales, PART: tl.constexpr, LAYOUT: tl.constexpr):
+    """bf16 [rows, elements]: the weights at PART and at PART + 4 of each element.
+
+    A scale is the sum of two of bf16, so what is rounded is what fp32 would round to within a
+    tenth, and not the scale before it.
+    """
+    MINIMUM: tl.constexpr = LAYOUT.minimum
+    QUADS: tl.constexpr = 8
+    near = _spread(bf16_pair(scales[0], scales[2]), QUADS)
+    if LAYOUT.scale == "power":
+        result = e2m1_pair(low, near, near, PART, True)
+    else:
+        rest = _spread(bf16_rest(scales[0], scales[2]), QUADS)
+        if LAYOUT.codes == "e2m1":
+            result = e2m1_pair(low, near, rest, PART, False)
+        elif MINIMUM == "zero":
+            zero = _spread(bf16_pair(-128.0 - scales[1], -128.0 - scales[3]), QUADS)
+            result = nibble_pair(low, zero, near, rest, PART)
+        elif MINIMUM == "":
+            off = tl.full(low.shape, _offsets(LAYOUT), tl.int32)
+            result = nibble_pair(low, off, near, rest, PART)
+        else:
+            SIGN: tl.constexpr = -1.0 if MINIMUM == "taken" else 1.0
+            first, second = SIGN * scales[1], SIGN * scales[3]
+            result = nibble_pair_beside(
+                low, near, rest, _spread(bf16_pair(first, second), QUADS),
+                _spread(bf16_rest(first, second), QUADS), PART,
+            )  # fmt: skip
+    return result
+
+
+@triton.constexpr_function
+def _offsets(layout: Layout) -> int:
+    """int32 with two bf16: -128 less the offset, which are the last bits of that number."""
+    return (0xC300C300 | layout.offset << 16 | layout.offset) - (1 << 32)
+
+
+@triton.jit
+def scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT: tl.constexpr):
+    """(scales, what is beside them) of the first half of the places of each element, and of the
+    second, as `part_of_weights` takes them."""
     KIND: tl.constexpr = LAYOUT.scale
-    SHARE: tl.constexpr = PART * shares_of(LAYOUT) // 4
-    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
+    scale = _group_scale(scales, supers, step, 0, row, rows, columns, 0, KIND, LAYOUT)
     beside = scale
     if LAYOUT.minimum != "":
-        beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
-    return scale, beside
+        beside = _beside(scales, minima, supers, step, 0, row, rows, columns, LAYOUT)
+    other, other_beside = scale, beside
+    if shares_of(LAYOUT) == 2:
+        other = _group_scale(scales, supers, step, 1, row, rows, columns, 0, KIND, LAYOUT)
+        other_beside = other
+        if LAYOUT.minimum != "":
+            other_beside = _beside(scales, minima, supers, step, 1, row, rows, columns, LAYOUT)
+    return scale, beside, other, other_beside
 
 
 @triton.jit
@@ -362,6 +432,7 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
             above = below
             if high is not None:
                 above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
+            known = scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT)
         for part in tl.static_range(4):
             column = step * 256 + part * 64 + tl.arange(0, 64)
             inside = x_there[:, None]
@@ -376,9 +447,6 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
                 else:
                     weights = tl.load(begin + column[None, :], (column < columns)[None, :], other=0)
             else:
-                scale, beside = scales_of_part(
-                    scales, minima, supers, step, part, row, rows, columns, LAYOUT
-                )
-                weights = part_of_weights(below, above, scale, beside, part, LAYOUT)
+                weights = part_of_weights(below, above, known, part, LAYOUT, dtype)
             total = tl.dot(weights.to(dtype), tl.trans(given), total)
     return tl.trans(total)

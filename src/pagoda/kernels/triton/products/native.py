@@ -90,6 +90,69 @@ E4M3_BITS = tl.constexpr(
 _FOUR, _EIGHT = tl.constexpr((tl.float32,) * 4), tl.constexpr((tl.float32,) * 8)
 
 
+def _in_pairs(constants: str, made: list[str], scaled: str) -> str:
+    """Eight bf16 of an element `$8`: `made` puts what is at a place and at four more into `word`,
+    `scaled` makes weights of it. `fma` is there from sm_80 on, `add` and `mul` are not."""
+    pairs = (
+        f"{word} {scaled} mov.b32 {{${place}, ${place + 4}}}, word;"
+        for place, word in enumerate(made)
+    )
+    return f"{{.reg .b32 word, rest, one, off, zero; {constants} {''.join(pairs)}}}"
+
+
+# 128 and a code are a bf16 with the code in its lowest bits.
+_CODES = [
+    f" shr.u32 word, $8, {4 * place}; lop3.b32 word, word, 0x000F000F, 0x43004300, 0xEA;"
+    for place in range(4)
+]
+_CONSTANTS = "mov.b32 one, 0x3F803F80; mov.b32 zero, 0x80008000; mov.b32 off, %s;"
+NIBBLE_PAIRS = tl.constexpr(
+    _in_pairs(
+        _CONSTANTS % "$9",
+        _CODES,
+        "fma.rn.bf16x2 word, word, one, off;"
+        " fma.rn.bf16x2 rest, word, $11, zero;"
+        " fma.rn.bf16x2 word, word, $10, rest;",
+    )
+)
+NIBBLE_PAIRS_BESIDE = tl.constexpr(
+    _in_pairs(
+        _CONSTANTS % "0xC300C300",
+        _CODES,
+        "fma.rn.bf16x2 word, word, one, off;"
+        " fma.rn.bf16x2 rest, word, $10, $12;"
+        " fma.rn.bf16x2 word, word, $9, $11;"
+        " fma.rn.bf16x2 word, rest, one, word;",
+    )
+)
+# Exponent and mantissa where a bf16 has them, whose bias is 127 where theirs is 1.
+_FLOATS = [
+    f" shl.b32 rest, $8, {12 - 4 * place}; and.b32 rest, rest, 0x80008000;"
+    + (f" shl.b32 word, $8, {6 - 4 * place};" if place < 2 else
+       f" shr.u32 word, $8, {4 * place - 6};")
+    + " and.b32 word, word, 0x01C001C0; or.b32 word, word, rest;"
+    for place in range(4)
+]  # fmt: skip
+E2M1_PAIRS = tl.constexpr(
+    _in_pairs(
+        _CONSTANTS % "0x7E807E80",
+        _FLOATS,
+        "fma.rn.bf16x2 word, word, off, zero;"
+        " fma.rn.bf16x2 rest, word, $10, zero;"
+        " fma.rn.bf16x2 word, word, $9, rest;",
+    )
+)
+E2M1_PAIRS_OF_POWERS = tl.constexpr(
+    _in_pairs(
+        _CONSTANTS % "0x7F007F00",
+        _FLOATS,
+        "fma.rn.bf16x2 word, word, off, zero; fma.rn.bf16x2 word, word, $9, zero;",
+    )
+)
+_EIGHT_BF16 = tl.constexpr((tl.bfloat16,) * 8)
+_MADE = tl.constexpr("=h,=h,=h,=h,=h,=h,=h,=h,r,r")
+
+
 @triton.jit
 def nibble(packed, PLACE: tl.constexpr):
     """fp32 of int32 of any shape: 32 and twice the code of 4 bits at PLACE, the lowest at 0."""
@@ -141,3 +204,124 @@ def e4m3_bits(packed, PLACE: tl.constexpr):
             E4M3_BITS, "=f,=f,=f,=f,r", [packed], dtype=_FOUR, is_pure=True, pack=1
         )[PLACE]
     return result
+
+
+@triton.jit
+def bf16_pair(first, second):
+    """int32 of fp32 of any shape: the bf16 nearest to the first in the lower half."""
+    if _INTERPRETED:
+        result = _bits_of_bf16(first) | (_bits_of_bf16(second) << 16)
+    else:
+        result = tl.inline_asm_elementwise(
+            "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [first, second], dtype=tl.int32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    return result
+
+
+@triton.jit
+def bf16_rest(first, second):
+    """As `bf16_pair`, of what that leaves of them."""
+    both = bf16_pair(first, second)
+    low = (both << 16).to(tl.float32, bitcast=True)
+    high = (both & -65536).to(tl.float32, bitcast=True)
+    return bf16_pair(first - low, second - high)
+
+
+@triton.jit
+def nibble_pair(packed, off, near, rest, PLACE: tl.constexpr):
+    """Two bf16, of int32 of any shape: the codes of 4 bits at PLACE and at PLACE + 4, with `off` +
+    128 added, times `near` + `rest`; these as `bf16_pair` has them."""
+    if _INTERPRETED:
+        first = _times(_code(packed, PLACE) + 128.0 + _low(off), _low(near), _low(rest))
+        second = _times(_code(packed, PLACE + 4) + 128.0 + _high(off), _high(near), _high(rest))
+    else:
+        made = tl.inline_asm_elementwise(
+            NIBBLE_PAIRS, _MADE + ",r,r", [packed, off, near, rest], dtype=_EIGHT_BF16,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+        first, second = made[PLACE], made[PLACE + 4]
+    return first, second
+
+
+@triton.jit
+def nibble_pair_beside(packed, near, rest, beside, beside_rest, PLACE: tl.constexpr):
+    """As `nibble_pair`: codes times scales and what is beside them, in two parts each."""
+    if _INTERPRETED:
+        first = _plus(_code(packed, PLACE), _low(near), _low(rest), _low(beside),
+                      _low(beside_rest))  # fmt: skip
+        second = _plus(_code(packed, PLACE + 4), _high(near), _high(rest), _high(beside),
+                       _high(beside_rest))  # fmt: skip
+    else:
+        made = tl.inline_asm_elementwise(
+            NIBBLE_PAIRS_BESIDE, _MADE + ",r,r,r", [packed, near, rest, beside, beside_rest],
+            dtype=_EIGHT_BF16, is_pure=True, pack=1,
+        )  # fmt: skip
+        first, second = made[PLACE], made[PLACE + 4]
+    return first, second
+
+
+@triton.jit
+def e2m1_pair(packed, near, rest, PLACE: tl.constexpr, POWERS: tl.constexpr):
+    """As `nibble_pair`, of e2m1. With POWERS, scales are powers of two, and halved."""
+    if _INTERPRETED:
+        UNIT: tl.constexpr = 32768.0 if POWERS else 16384.0
+        low, high = e2m1(packed, PLACE) * UNIT, e2m1(packed, PLACE + 4) * UNIT
+        if POWERS:
+            first, second = _rounded(low * _low(near)), _rounded(high * _high(near))
+        else:
+            first = _times(low, _low(near), _low(rest))
+            second = _times(high, _high(near), _high(rest))
+    else:
+        if POWERS:
+            made = tl.inline_asm_elementwise(
+                E2M1_PAIRS_OF_POWERS, _MADE, [packed, near], dtype=_EIGHT_BF16, is_pure=True,
+                pack=1,
+            )  # fmt: skip
+        else:
+            made = tl.inline_asm_elementwise(
+                E2M1_PAIRS, _MADE + ",r", [packed, near, rest], dtype=_EIGHT_BF16, is_pure=True,
+                pack=1,
+            )  # fmt: skip
+        first, second = made[PLACE], made[PLACE + 4]
+    return first, second
+
+
+# What follows is for the interpreter alone.
+
+
+@triton.jit
+def _code(packed, PLACE: tl.constexpr):
+    return ((packed >> (4 * PLACE)) & 15).to(tl.float32)
+
+
+@triton.jit
+def _low(pair):
+    return (pair << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _high(pair):
+    return (pair & -65536).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bits_of_bf16(x):
+    bits = x.to(tl.uint32, bitcast=True)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int32)
+
+
+@triton.jit
+def _rounded(x):
+    return (_bits_of_bf16(x) << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _times(number, near, rest):
+    return _rounded(number * near + _rounded(number * rest))
+
+
+@triton.jit
+def _plus(number, near, rest, beside, beside_rest):
+    above = _rounded(number * near + beside)
+    return _rounded(_rounded(number * rest + beside_rest) + above)
