@@ -65,7 +65,7 @@ class Driver:
         batch = self._batch(tokens)
         for name, value in fields.items():
             setattr(batch, name, value.to(self.device))
-        logits = self.model.compute_logits(self.model(batch)).cpu()
+        logits = self.model.compute_logits(self.model(batch)).to("cpu")
         assert logits.dtype == torch.float32
         parts = logits.split([len(ids) for ids in tokens.values()])
         return dict(zip(tokens, parts, strict=True))
@@ -154,7 +154,11 @@ class Driver:
 
 
 def _kv_cache(
-    spec: AttentionSpec, num_blocks: int, layout: KVLayout, ranks: int, dtype: torch.dtype,
+    spec: AttentionSpec,
+    num_blocks: int,
+    layout: KVLayout,
+    ranks: int,
+    dtype: torch.dtype,
     device: str,
 ) -> tuple[torch.Tensor, ...]:
     heads = max(1, spec.num_kv_heads // ranks)

@@ -21,7 +21,7 @@ MODELS = {
 """Models of `bench gpu`, each cut to so many layers."""
 _LEFT_OUT = ("test_ahead_of_time.py", "test_triton_versions.py")
 """They compile for GPUs that are not there."""
-_LONG = {"test_attention.py": 3, "test_experts.py": 3, "test_packed.py": 3}
+_LONG = {"test_attention.py": 3, "test_experts.py": 3, "test_packed.py": 3, "test_routing.py": 3}
 """Processes of a file: its tests compile many forms."""
 _FAMILIES = (
     "adapters", "bert", "deepseek", "eagle3", "encoder_gguf", "expert_adapters", "forward", "fp8",

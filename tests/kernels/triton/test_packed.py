@@ -335,4 +335,4 @@ def test_weights_of_products_in_bf16_are_those_of_fp32_rounded(storage, device):
     found = gemm.matmul(x, [matrix], out_dtype=torch.float32)
     expected = dequantize(raw, storage).to(device)[:, columns].t()
     torch.testing.assert_close(found, expected, rtol=2**-7, atol=1e-5)
-    assert (found == expected.bfloat16().float()).float().mean() > 0.8
+    assert (found == expected.bfloat16().float()).float().mean() > 0.7

@@ -248,8 +248,7 @@ def _side_by_side(first, second):
 
 @triton.constexpr_function
 def _in_pairs(layout: Layout, dtype: tl.dtype) -> bool:
-    """Whether two codes of an element become weights at once, in bf16."""
-    return dtype == tl.bfloat16 and layout.planes == (4,) and layout.codes != "levels"
+    return dtype == tl.bfloat16 and layout.in_pairs
 
 
 @triton.jit

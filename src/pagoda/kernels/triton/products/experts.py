@@ -23,11 +23,14 @@ from pagoda.kernels.triton.products.arranged import arranged
 from pagoda.kernels.triton.products.decode import products, row_sums
 from pagoda.kernels.triton.products.forms import Case, case, form, rows_of_tile
 from pagoda.kernels.triton.products.gemm import decode, has_dot, kind_of
+from pagoda.kernels.triton.products.layouts import Layout
 from pagoda.kernels.triton.products.matrix import GpuMatrix
 from pagoda.kernels.triton.target import capability
 
 Tensor = torch.Tensor
 
+_MOST_ALONE = 128
+"""Assignments."""
 _CHANGING = ["assignments"]
 
 
@@ -184,10 +187,12 @@ def mix(
     adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """As `ops.mix_experts`; what experts give is rounded to x's type, except where assignments
-    compute alone: those of `routed` without groups."""
-    step = _Step.of(routed, first, down, weighs_inputs)
-    (tokens, hidden), top_k = x.shape, step.ids.shape[1]
+    compute alone: those of `routed` without groups, and some others."""
+    (tokens, hidden), top_k = x.shape, routed.ids.shape[1]
     ups, downs = _ups(up, down), _parts(down, 1)
+    if _better_alone(routed, downs[0].matrix.layout, x.dtype):
+        routed = routed._replace(groups=None)
+    step = _Step.of(routed, first, down, weighs_inputs)
     if not tokens or not (step.groups is None or has_dot(x)):
         mixed = _expert_by_expert(x, step, ups, downs, gating, adapters)
         return mixed if beside is None else activation.add_gated(mixed, *beside)
@@ -205,6 +210,14 @@ def mix(
         TOP_K=top_k, WEIGHED=weighs_inputs, BLOCK=1024,
     )  # fmt: skip
     return out
+
+
+def _better_alone(routed: Routed, layout: Layout, dtype: torch.dtype) -> bool:
+    """Whether assignments that are in order compute alone all the same: where decoding in tiles
+    costs more than to read an expert twice. As measured on an H100."""
+    if routed.groups is None or (layout.in_pairs and dtype == torch.bfloat16):
+        return False
+    return routed.ids.numel() <= min(_MOST_ALONE, 2 * routed.groups.counts.numel())
 
 
 def _adapted(

@@ -97,9 +97,9 @@ def experts_form(what: Case, target: int) -> Form:
 def linear_form(tokens: int, target: int) -> Form:
     """The form for a linear layer; not for single tokens. As measured on an H100."""
     if _is_large(target):
-        if tokens <= 64:
-            return Form(64, 128, 4, 2) if tokens > 32 else _few(tokens)._replace(stages=2)
-        return Form(128, 128, 8, 2)
+        if tokens <= 32:
+            return _few(tokens)
+        return Form(64, 128, 8 if tokens <= 64 else 4, 2) if tokens <= 128 else Form(128, 128, 8, 2)
     if tokens <= 32:
         return _few(tokens)
     # So few tokens have their columns split over programs; then tiles of 64 rows spill.

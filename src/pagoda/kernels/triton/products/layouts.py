@@ -40,6 +40,11 @@ class Layout:
         """Codes of an element."""
         return 4 if self.planes == (8,) else 8
 
+    @property
+    def in_pairs(self) -> bool:
+        """Whether two codes of an element become weights in bf16 at once (`native`)."""
+        return self.planes == (4,) and self.codes != "levels"
+
     def element_bytes(self, plane: int) -> int:
         return self.planes[plane] * self.codes_each // 8
 

@@ -18,9 +18,9 @@ from pagoda.kernels.triton.order import LEAST, index_of, packed, value_of
 
 Tensor = torch.Tensor
 
-MOST_ALONE = 128
-"""Assignments (a token's places in `ids`); and no more than two for each expert. So few compute
-alone, each on its expert's weights, and need no order."""
+_MOST_WITHOUT_ORDER = 0.75
+"""Assignments (a token's places in `ids`) for each expert: of so few hardly two have the same, and
+each computes alone."""
 _CHUNK = 64
 """Assignments that a program ranks: it compares each with each."""
 _LOGITS = 4096
@@ -161,14 +161,14 @@ def route(
     scales: Tensor | None = None,
     correction: Correction | None = None,
 ) -> Routed:
-    """As `kernels.ops.route`; groups of experts are torch's."""
+    """As `kernels.ops.route`; groups of experts are torch's. Few assignments are given no order."""
     if correction is not None and correction.groups > correction.top_groups:
         return reference.route(logits, top_k, scoring, renormalize, scales, correction)
     tokens, experts = logits.shape
     ids = torch.empty((tokens, top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=logits.device)
     groups = None
-    if ids.numel() > min(MOST_ALONE, 2 * experts):
+    if ids.numel() > _MOST_WITHOUT_ORDER * experts:
         groups = _empty_groups(ids, experts)
     added = None if correction is None else correction.added
     _launch(logits, scales, added, ids, weights, groups, experts, scoring, renormalize)
