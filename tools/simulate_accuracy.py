@@ -1,11 +1,11 @@
 """How near `pagoda simulate` comes to three engines that share this machine.
 
-    python -m tools.simulate_accuracy PROFILE [--rates 0.5 1 1.5] [--seconds 45] [--engines 3]
+    python -m tools.simulate_accuracy [--runs 5] [--rates 0.5 1 1.5] [--seconds 45] [--engines 3]
 
-PROFILE is what `pagoda bench step-times smollm2 --data-parallel-size 3 --output PROFILE` wrote.
-Each rate is a load of `pagoda bench serve` on a server of its own, and what was asked is then
-simulated from the profile. "others" is the share of the machine's CPU time that went to other
-programs: a load during which it is not near 0 says nothing.
+A run measures a profile with `pagoda bench step-times`. Each rate is then a load of `pagoda bench
+serve` on a server of its own, and what was asked is simulated from the profile. The table has the
+medians of all runs, and each run's ratio between the two. "others" is the largest share of the
+machine's CPU time that went to other programs: a load during which it is not near 0 says nothing.
 """
 
 import argparse
@@ -15,7 +15,9 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -23,27 +25,58 @@ import numpy as np
 from pagoda.bench.serverprocess import ServerProcess
 
 _MODEL = "smollm2"
+_PROFILE = (
+    "--requests", "8", "--prompt-tokens", "256", "--context", "256", "--steps", "4",
+    "--rounds", "2",
+)  # fmt: skip
 _PROMPTS = ("--input-len", "128", "--output-len", "64", "--random-range-ratio", "0.5")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("profile", type=Path)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 1.5])
     parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--engines", type=int, default=3)
     args = parser.parse_args()
-    print("| requests/s | figure | measured | simulated | ratio | others |")
-    print("|---:|---|---:|---:|---:|---:|")
-    for rate in args.rates:
-        before = _cpu_seconds()
-        real = _measure(rate, args.seconds, args.engines)
-        busy, own, whole = (now - then for now, then in zip(_cpu_seconds(), before, strict=True))
-        made = _simulate(real, args.profile, args.engines)
-        others = max(0.0, busy - own) / whole
-        for name, (first, second) in _figures(real, made).items():
-            line = f"{first:.1f} | {second:.1f} | {second / first:.2f} | {others:.0%}"
-            print(f"| {rate:g} | {name} | {line} |", flush=True)
+    found: dict[tuple[float, str], list[tuple[float, float]]] = {}
+    others = dict.fromkeys(args.rates, 0.0)
+    for run in range(args.runs):
+        with tempfile.TemporaryDirectory() as folder:
+            profile = Path(folder) / "profile.json"
+            _measure_profile(profile, args.engines)
+            for rate in args.rates:
+                print(f"run {run + 1} of {args.runs}, {rate:g} requests/s", file=sys.stderr)
+                before = _cpu_seconds()
+                real = _measure(rate, args.seconds, args.engines)
+                taken = zip(_cpu_seconds(), before, strict=True)
+                busy, own, whole = (now - then for now, then in taken)
+                others[rate] = max(others[rate], (busy - own) / whole)
+                made = _simulate(real, profile, args.engines)
+                for name, pair in _figures(real, made).items():
+                    found.setdefault((rate, name), []).append(pair)
+    print(*_table(found, others), sep="\n")
+
+
+def _table(
+    found: dict[tuple[float, str], list[tuple[float, float]]], others: dict[float, float]
+) -> Iterator[str]:
+    yield "| requests/s | figure | measured | simulated | median ratio | ratios | others |"
+    yield "|---:|---|---:|---:|---:|---|---:|"
+    for (rate, name), pairs in found.items():
+        ratios = sorted(second / first for first, second in pairs)
+        first, second = (median(values) for values in zip(*pairs, strict=True))
+        every = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        line = f"{first:.1f} | {second:.1f} | {median(ratios):.2f} | {every} | {others[rate]:.0%}"
+        yield f"| {rate:g} | {name} | {line} |"
+
+
+def _measure_profile(path: Path, engines: int) -> None:
+    command = [
+        sys.executable, "-m", "pagoda", "bench", "step-times", _MODEL, *_PROFILE,
+        "--data-parallel-size", str(engines), "--output", str(path),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _measure(rate: float, seconds: float, engines: int) -> dict[str, Any]:

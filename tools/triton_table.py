@@ -1,6 +1,7 @@
 """Compile the Triton kernels ahead of time, without a GPU, and say what they need.
 
     python tools/triton_table.py --write          # docs/benchmarks/triton.md, what is stale in it
+    python tools/triton_table.py --write --only gemm.tiles    # what is stale of that
     python tools/triton_table.py --check          # compiles nothing; fails where the page is stale
     python tools/triton_table.py --one-of-each    # a form of each kernel, targets in turn
     python tools/triton_table.py --only "head 256" --targets 80 90
@@ -78,7 +79,7 @@ def main() -> int:
     if options.check:
         return _report(_stale())
     if options.write:
-        return _write(options.jobs)
+        return _write(options.jobs, options.only)
     if options.one_of_each:
         return _report(chain(_amiss(_read()[1]), _compared(list(_one_of_each()), options.jobs)))
     chosen = _matching(options.only)
@@ -151,16 +152,19 @@ def _amiss(rows: Rows) -> Iterator[str]:
         yield from problems(form, row.needs)
 
 
-def _write(jobs: int) -> int:
-    """Compile what the page does not have yet, or has of another version of Triton."""
+def _write(jobs: int, only: str) -> int:
+    """Compile what the page does not have yet, or has of another version of Triton; with `only`
+    what matches, and other rows stay as they are."""
     version, rows = _read()
     wanted = all_launches()
     fresh: Rows = {}
     for form, by_target in wanted.items():
         row, mark = rows.get(form), fingerprint(by_target)
-        complete = row is not None and row.needs.keys() == by_target.keys()
-        keep = complete and row.fingerprint == mark and version == triton.__version__
-        fresh[form] = row if keep else Row(mark, {})
+        if row is not None and row.needs.keys() == by_target.keys():
+            known = row.fingerprint == mark and version == triton.__version__
+            fresh[form] = row if known or only not in "\t".join(form) else Row(mark, {})
+        elif only in "\t".join(form):
+            fresh[form] = Row(mark, {})
     missing = [
         (form, launch)
         for form, row in fresh.items()

@@ -20,8 +20,8 @@ import pytest
 from tests.server.attacks import ATTACKS
 from tests.server.served import ROOT, Served
 
-# Seconds.
-BOUNDS = {"health": 0.25, "stream": 0.5}
+# Seconds. Some attacks start eight processes; the server shares two cores with these.
+BOUNDS = {"health": 0.5, "stream": 1.0}
 _TRIES = 3
 
 

@@ -278,6 +278,12 @@ def test_a_command_ends_with_all_that_it_started(call, tmp_path: Path) -> None:
     wait_until(lambda: not processes_with(mark))
 
 
+def test_commands_run_behind_the_server_and_its_engine(call) -> None:
+    told = call("exec_shell_command", command="sleep 0.3; nice; sh -c nice")["plain_text_response"]
+    expected = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+    assert told.split("\n")[:2] == [str(expected)] * 2
+
+
 def test_a_client_that_leaves_ends_its_command(server: RunningServer) -> None:
     mark = f"31536{os.getpid()}2"
     command = {"command": f"echo on; sleep {mark}", "timeout": 600}

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
-from pagoda.base.words import say, with_semicolons
+from pagoda.base.words import say, told
 
 USAGE = (
     "{serve,latency,throughput,step-times,speculation,startup,serving-cost,host-overhead,agents,"
@@ -36,7 +36,7 @@ _WITH_TORCH = ("micro", "gpu", "host-overhead")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [say("{kind}: {text}", kind=kind, text=say(text)) for kind, text in KINDS.items()]
     parser.add_argument(
-        "words", metavar="KIND", nargs=argparse.REMAINDER, help=with_semicolons(kinds)
+        "words", metavar="KIND", nargs=argparse.REMAINDER, help="\n".join(map(told, kinds))
     )
 
 

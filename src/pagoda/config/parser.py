@@ -56,7 +56,8 @@ class _HelpFormatter(argparse.HelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         from pagoda.base.columns import wrap
 
-        return wrap(" ".join(text.split()), width)
+        lines = (wrap(" ".join(line.split()), width) for line in text.splitlines())
+        return [part for line in lines for part in line]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         from pagoda.base.columns import wrap

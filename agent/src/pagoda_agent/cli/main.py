@@ -34,7 +34,7 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = " ".join(f"{kind}: {told(text)}" for kind, text in KINDS.items())
+    kinds = "\n".join(f"{kind}: {told(text)}" for kind, text in KINDS.items())
     parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=kinds)
 
 

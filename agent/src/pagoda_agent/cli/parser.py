@@ -34,7 +34,8 @@ class _HelpFormatter(argparse.HelpFormatter):
         super().add_usage(usage, actions, groups, told(prefix or "usage: "))
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        return wrap(" ".join(text.split()), width)
+        lines = (wrap(" ".join(line.split()), width) for line in text.splitlines())
+        return [part for line in lines for part in line]
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(wrap(" ".join(text.split()), width, indent, indent))

@@ -38,7 +38,8 @@ async def started(
     )  # fmt: skip
     # It may have ended, or started others.
     with contextlib.suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PGRP, process.pid, _NICE)
+        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
+        os.setpriority(os.PRIO_PGRP, process.pid, niceness)
     try:
         yield process
     finally:
