@@ -210,9 +210,12 @@ def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
         column = PART * 64 + place
     elif LAYOUT.codes_each == 4:
         column = place // 4 * 16 + PART * 4 + place % 4
-    else:
+    elif LAYOUT.in_pairs:
         quad = place // 32 * 4 + place // 2 % 4
         column = quad * 32 + (PART + 4 * (place % 2)) * 4 + place // 8 % 4
+    else:
+        quad = place // 32 * 4 + place // 4 % 4
+        column = quad * 32 + (2 * PART + place // 16 % 2) * 4 + place % 4
     return step * 256 + column
 
 
@@ -220,43 +223,41 @@ def columns_of_part(step, PART: tl.constexpr, LAYOUT: tl.constexpr):
 def part_of_weights(low, high, scales, PART: tl.constexpr, LAYOUT: tl.constexpr,
                     DTYPE: tl.constexpr):  # fmt: skip
     """[rows, 64], a quarter of a step: one place of each element, or two where an element has
-    eight; fp32, or in bf16 where DTYPE is that and the layout has codes of pairs.
+    eight; fp32, or bf16 where DTYPE is that and the layout is `in_pairs`.
 
     Each four quads are beside each other, as in an operand of a tensor core, where four threads
-    share a row: a thread that decodes whole quads has what it multiplies.
+    share a row: a thread that decodes whole quads has what it multiplies. The two weights of a
+    pair are one register of it.
     """
+    ROWS: tl.constexpr = low.shape[0]
     if LAYOUT.codes_each == 4:
         weights = _weights(low, high, scales[0], scales[1], PART, LAYOUT)
-    elif _in_pairs(LAYOUT, DTYPE):
-        weights = _side_by_side(*_pair(low, scales, PART, LAYOUT))
+    elif LAYOUT.in_pairs:
+        if _is_bf16(DTYPE):
+            first, second = _pair(low, scales, PART, LAYOUT)
+        else:
+            first = _weights(low, high, scales[0], scales[1], PART, LAYOUT)
+            second = _weights(low, high, scales[2], scales[3], PART + 4, LAYOUT)
+        quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
+        weights = tl.reshape(tl.permute(quads, (0, 1, 3, 2, 4)), (ROWS, 64))
     else:
-        weights = _side_by_side(
-            _weights(low, high, scales[0], scales[1], PART, LAYOUT),
-            _weights(low, high, scales[2], scales[3], PART + 4, LAYOUT),
-        )
+        first = _weights(low, high, scales[0], scales[1], 2 * PART, LAYOUT)
+        second = _weights(low, high, scales[0], scales[1], 2 * PART + 1, LAYOUT)
+        quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
+        weights = tl.reshape(tl.permute(quads, (0, 1, 4, 2, 3)), (ROWS, 64))
     return weights
 
 
-@triton.jit
-def _side_by_side(first, second):
-    """[rows, elements] of two places as [rows, 64]: the two of an element are one register of an
-    operand."""
-    ROWS: tl.constexpr = first.shape[0]
-    quads = tl.reshape(tl.join(first, second), (ROWS, 2, 4, 4, 2))
-    return tl.reshape(tl.permute(quads, (0, 1, 3, 2, 4)), (ROWS, 64))
-
-
 @triton.constexpr_function
-def _in_pairs(layout: Layout, dtype: tl.dtype) -> bool:
-    return dtype == tl.bfloat16 and layout.in_pairs
+def _is_bf16(dtype: tl.dtype) -> bool:
+    return dtype == tl.bfloat16
 
 
 @triton.jit
 def _pair(low, scales, PART: tl.constexpr, LAYOUT: tl.constexpr):
     """bf16 [rows, elements]: the weights at PART and at PART + 4 of each element.
 
-    A scale is the sum of two of bf16, so what is rounded is what fp32 would round to within a
-    tenth, and not the scale before it.
+    A scale is the sum of two numbers of bf16, so that nearly all weights are rounded as from fp32.
     """
     MINIMUM: tl.constexpr = LAYOUT.minimum
     QUADS: tl.constexpr = 8
@@ -291,20 +292,33 @@ def _offsets(layout: Layout) -> int:
 
 @triton.jit
 def scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT: tl.constexpr):
-    """(scales, what is beside them) of the first half of the places of each element, and of the
-    second, as `part_of_weights` takes them."""
-    KIND: tl.constexpr = LAYOUT.scale
-    scale = _group_scale(scales, supers, step, 0, row, rows, columns, 0, KIND, LAYOUT)
-    beside = scale
-    if LAYOUT.minimum != "":
-        beside = _beside(scales, minima, supers, step, 0, row, rows, columns, LAYOUT)
+    """As `part_of_weights` takes them of a layout that is `in_pairs`, for all parts: (scales, what
+    is beside them) of the first half of the places of each element, and of the second."""
+    scale, beside = _of_share(scales, minima, supers, step, 0, row, rows, columns, LAYOUT)
     other, other_beside = scale, beside
     if shares_of(LAYOUT) == 2:
-        other = _group_scale(scales, supers, step, 1, row, rows, columns, 0, KIND, LAYOUT)
-        other_beside = other
-        if LAYOUT.minimum != "":
-            other_beside = _beside(scales, minima, supers, step, 1, row, rows, columns, LAYOUT)
+        other, other_beside = _of_share(scales, minima, supers, step, 1, row, rows, columns, LAYOUT)
     return scale, beside, other, other_beside
+
+
+@triton.jit
+def scales_of_part(scales, minima, supers, step, PART: tl.constexpr, row, rows, columns,
+                   LAYOUT: tl.constexpr):  # fmt: skip
+    """As `part_of_weights` takes them of another layout: held for a part alone, they leave more
+    registers to codes in two planes."""
+    SHARE: tl.constexpr = PART * shares_of(LAYOUT) // 4
+    return _of_share(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
+
+
+@triton.jit
+def _of_share(scales, minima, supers, step, SHARE: tl.constexpr, row, rows, columns,
+              LAYOUT: tl.constexpr):  # fmt: skip
+    KIND: tl.constexpr = LAYOUT.scale
+    scale = _group_scale(scales, supers, step, SHARE, row, rows, columns, 0, KIND, LAYOUT)
+    beside = scale
+    if LAYOUT.minimum != "":
+        beside = _beside(scales, minima, supers, step, SHARE, row, rows, columns, LAYOUT)
+    return scale, beside
 
 
 @triton.jit
@@ -431,7 +445,8 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
             above = below
             if high is not None:
                 above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
-            known = scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT)
+            if LAYOUT.in_pairs:
+                known = scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT)
         for part in tl.static_range(4):
             column = step * 256 + part * 64 + tl.arange(0, 64)
             inside = x_there[:, None]
@@ -446,6 +461,10 @@ def products(x_rows, x_there, low, high, scales, minima, supers, row, rows, colu
                 else:
                     weights = tl.load(begin + column[None, :], (column < columns)[None, :], other=0)
             else:
+                if not LAYOUT.in_pairs:
+                    known = scales_of_part(
+                        scales, minima, supers, step, part, row, rows, columns, LAYOUT
+                    )
                 weights = part_of_weights(below, above, known, part, LAYOUT, dtype)
             total = tl.dot(weights.to(dtype), tl.trans(given), total)
     return tl.trans(total)

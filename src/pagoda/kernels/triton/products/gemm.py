@@ -22,6 +22,7 @@ from pagoda.kernels.triton.products.decode import (
     part_of_weights,
     products,
     row_sums,
+    scales_of_part,
     scales_of_step,
 )  # fmt: skip
 from pagoda.kernels.triton.products.forms import Form, linear_form, rows_of_tile
@@ -125,8 +126,11 @@ def _decode_rows(
     above = below
     if high is not None:
         above = load_codes(high, row, step, columns, LAYOUT, WHOLE)
-    known = scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT)
+    if LAYOUT.in_pairs:
+        known = scales_of_step(scales, minima, supers, step, row, rows, columns, LAYOUT)
     for part in tl.static_range(4):
+        if not LAYOUT.in_pairs:
+            known = scales_of_part(scales, minima, supers, step, part, row, rows, columns, LAYOUT)
         weights = part_of_weights(below, above, known, part, LAYOUT, tl.float32)
         wide, column = columns, columns_of_part(step, part, LAYOUT)
         inside = there[:, None] & (column < columns)[None, :]
