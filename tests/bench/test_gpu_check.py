@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton is not installed")
 from tools.gpu_check import child
-from tools.gpu_check.plan import TOTAL, Phase, Stage, stages
+from tools.gpu_check.plan import TESTS, TOTAL, Phase, Stage, models_stages, stages
 from tools.gpu_check.report import report
 from tools.gpu_check.run import Runner
 
@@ -111,6 +111,16 @@ def test_phases_fit_the_time():
     names = [phase.name for stage in stages(play=False, at_once=12) for phase in stage.phases]
     assert len(set(names)) == len(names)
     assert {"tests test_attention.py 1 of 3", "tests test_norm.py", "speed"} <= set(names)
+
+
+@pytest.mark.slow
+def test_the_tests_of_models(tmp_path):
+    _, (phases, *_) = models_stages(play=False, at_once=12)
+    paths = {path for phase in phases for path in phase.args[2:]}
+    assert len(paths) > 30 and all((TESTS / path).is_file() for path in paths)
+    records = Runner(tmp_path, time.time() + 600, True, {}).run(models_stages(True, 2)[1:])
+    found = records["tests of models"]["found"]
+    assert found["counts"]["passed"] > 10 and not found["failed"]
 
 
 def test_what_to_fix_first():

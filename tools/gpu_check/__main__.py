@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tools.gpu_check import __doc__ as about
 from tools.gpu_check.found import FAULTS
-from tools.gpu_check.plan import TOTAL, stages
+from tools.gpu_check.plan import TOTAL, models_stages, stages
 from tools.gpu_check.report import report
 from tools.gpu_check.run import Runner
 
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="a folder")
     parser.add_argument("--seconds", type=float, default=TOTAL, help="that all of it may take")
     parser.add_argument("--only", default="", help="phases whose names begin so")
+    parser.add_argument("--models", action="store_true", help="the tests of models instead")
     parser.add_argument("--play", action="store_true", help="on a CPU, in small")
     parser.add_argument(
         "--fault", action="append", default=[], metavar="PHASE=KIND",
@@ -29,11 +30,12 @@ def main() -> int:
     options = parser.parse_args()
     faults = dict(fault.rsplit("=", 1) for fault in options.fault)
     at_once = 2 if options.play else max(2, min(12, (os.cpu_count() or 2) - 2))
+    planned = models_stages if options.models else stages
     chosen = tuple(
         stage._replace(
             phases=tuple(one for one in stage.phases if one.name.startswith(options.only))
         )
-        for stage in stages(options.play, at_once)
+        for stage in planned(options.play, at_once)
     )
     runner = Runner(
         options.out, begun + options.seconds, options.play, faults,

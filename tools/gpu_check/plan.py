@@ -30,7 +30,8 @@ _FAMILIES = (
     "qwen2_audio", "qwen2_video", "qwen2_vl", "qwen3_5", "qwen3_vl", "qwen_video", "transformers",
     "voxtral", "whisper",
 )  # fmt: skip
-"""Of tests/models: tiny models beside transformers', on whichever device is asked for."""
+"""Files of tests/models: tiny models beside transformers', on the device that is asked for."""
+_PLAYED_FAMILIES = ("forward",)
 _FAMILIES_SHARES = 8
 _PLAYED_TESTS = ("test_norm.py", "test_activation.py")
 
@@ -60,9 +61,6 @@ def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     """All of a check; `at_once` processes compile and compare at once."""
     names = _PLAYED_TESTS if play else sorted(path.name for path in _KERNELS.glob("test_*.py"))
     tests = [phase for name in names if name not in _LEFT_OUT for phase in _tests(name)]
-    if not play:
-        paths = (f"models/test_{family}.py" for family in _FAMILIES)
-        tests += _shared("tests of models", _FAMILIES_SHARES, *paths)
     shares = _PLAYED_SHARES if play else _SHARES
     parity = [
         Phase(f"parity {share + 1} of {shares}", "parity", 140, (str(share), str(shares)))
@@ -75,10 +73,18 @@ def stages(play: bool, at_once: int) -> tuple[Stage, ...]:
     return (
         Stage((Phase("probe", "probe", 40),)),
         # The slow ones first: each comparison compiles what it compares.
-        Stage((*parity, *tests), at_once, seconds=260),
+        Stage((*parity, *tests), at_once, seconds=170),
         Stage((Phase("speed", "speed", 90, least=40),)),
         Stage(engines),
     )
+
+
+def models_stages(play: bool, at_once: int) -> tuple[Stage, ...]:
+    """The tests of models, on the GPU."""
+    families = _PLAYED_FAMILIES if play else _FAMILIES
+    paths = (f"models/test_{family}.py" for family in families)
+    phases = _shared("tests of models", 1 if play else _FAMILIES_SHARES, *paths)
+    return Stage((Phase("probe", "probe", 40),)), Stage(tuple(phases), at_once)
 
 
 def _tests(name: str) -> list[Phase]:

@@ -24,7 +24,7 @@ def run(found: Found, clock: Clock, play: bool, share: str, shares: str, *paths:
         "--tb=short", "--import-mode=importlib", "-p", "no:cacheprovider", "-W", "ignore",
     ]  # fmt: skip
     if play:
-        command += ["-k", "gated"]
+        command += ["-k", "gated or given_embeddings"]
     status = pytest.main(command, plugins=[recorder])
     recorder.keep()
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

@@ -250,7 +250,7 @@ def part_of_weights(low, high, scales, PART: tl.constexpr, LAYOUT: tl.constexpr,
 
 @triton.constexpr_function
 def _is_bf16(dtype: tl.dtype) -> bool:
-    return dtype == tl.bfloat16
+    return bool(dtype == tl.bfloat16)
 
 
 @triton.jit
