@@ -85,6 +85,11 @@ def with_semicolons(parts: Iterable[str]) -> str:
     return reduce(lambda first, last: say("{first}; {last}", first=first, last=last), parts)
 
 
+def in_lines(parts: Iterable[str]) -> str:
+    """Each of one part at least on a line of its own."""
+    return reduce(lambda first, last: say("{first}\n{last}", first=first, last=last), parts)
+
+
 def with_or(parts: Iterable[str]) -> str:
     """`a or b or c` of one part at least."""
     return reduce(lambda first, last: say("{first} or {last}", first=first, last=last), parts)

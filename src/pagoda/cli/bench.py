@@ -6,7 +6,7 @@ from types import ModuleType
 
 from pagoda.base.errors import ConfigError
 from pagoda.base.near import nearest
-from pagoda.base.words import say, told
+from pagoda.base.words import in_lines, say
 
 USAGE = (
     "{serve,latency,throughput,step-times,speculation,startup,serving-cost,host-overhead,agents,"
@@ -35,9 +35,7 @@ _WITH_TORCH = ("micro", "gpu", "host-overhead")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [say("{kind}: {text}", kind=kind, text=say(text)) for kind, text in KINDS.items()]
-    parser.add_argument(
-        "words", metavar="KIND", nargs=argparse.REMAINDER, help="\n".join(map(told, kinds))
-    )
+    parser.add_argument("words", metavar="KIND", nargs=argparse.REMAINDER, help=in_lines(kinds))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -60,7 +60,8 @@ class Player:
         self._num_started = self._num_done = 0
 
     def play(self) -> Outcome:
-        """From the first request to the last one; the engine is started again in the middle."""
+        """From the first request to the last one; the engine is started again in the middle, and
+        stopped in the end."""
         middle = self._num_requests // 2
         restarted = False
         while self._idle or self._running:
@@ -73,6 +74,7 @@ class Player:
                 restarted = True
             elif self._running:
                 self._step()
+        self.stop(self._scheduler)
         return self.outcome
 
     @property

@@ -30,7 +30,7 @@ from pagoda.kernels.triton.target import capability
 Tensor = torch.Tensor
 
 _MOST_ALONE = 128
-"""Assignments."""
+"""Assignments of a step that may compute one by one, where that is as fast."""
 _CHANGING = ["assignments"]
 
 
