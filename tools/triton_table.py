@@ -47,7 +47,7 @@ SPILLS = {
     "old": "Triton does not use tensor cores here: a tile's products are in registers",
     "room": "ptxas saves registers to fit one more program on a processor",
     "codes": "sums and the codes of one iteration fill the registers",
-    "levels": "the table of IQ4's levels takes registers beside sums and codes",
+    "more": "IQ4's levels, or scales of 16 columns, take registers beside sums and codes",
     "measured": "this form was faster on an H100 than those without spills",
     "state": "one chunk's part of the state fills the registers, and no product can be narrower",
 }
@@ -240,8 +240,9 @@ def _reason(form: Form, target: int, need: Needs) -> str:
         return SPILLS["state"] if need.spilled <= _FEW_BYTES else ""
     if form.kernel in ("gemm.tiles", "experts.grouped") and need.spilled <= _FEW_BYTES:
         return SPILLS["codes"]
-    if form.kernel == "gemm.tiles" and "IQ4" in form.label and need.spilled <= 2 * _FEW_BYTES:
-        return SPILLS["levels"]
+    takes_more = form.kernel == "gemm.tiles" and re.search("IQ4|Q6_K", form.label)
+    if takes_more and need.spilled <= 2 * _FEW_BYTES:
+        return SPILLS["more"]
     if target < 80:
         return SPILLS["old"]
     return SPILLS["fp32"] if form.dtype == "float32" else ""

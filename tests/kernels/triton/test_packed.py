@@ -21,6 +21,7 @@ from tests.kernels.triton.quantized import ALL, packed, random_raw
 # Of more than a tile; the interpreter takes a tenth of a second for 256 columns of one.
 ROWS = 18
 ODD_BYTES = bytes.fromhex("00010f107b7c7e7f8081aac3e0f0fcfeff3c")
+IN_PAIRS = ["INT4", "UINT4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4", "FP4"]
 BLOCKS_OF_32 = [name for name in ALL if FORMATS[name].block_elements == 32]
 
 
@@ -325,7 +326,7 @@ def test_arranged_products_are_those_of_the_columns(storage, columns, device):
     torch.testing.assert_close(taken.double() @ weight.double().t(), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("storage", ["INT4", "UINT4", "Q4_0", "Q4_1", "Q4_K", "MXFP4", "FP4"])
+@pytest.mark.parametrize("storage", IN_PAIRS)
 def test_weights_of_products_in_bf16_are_those_of_fp32_rounded(storage, device):
     """Each within two roundings: two are decoded at once, and their scales are in two parts."""
     raw = random_raw(storage, ROWS, 512, seed=3)

@@ -17,13 +17,13 @@ from pagoda.kernels.triton.products.layouts import Layout
 from pagoda.kernels.triton.products.native import (
     bf16_pair,
     bf16_rest,
+    code_pair,
+    code_pair_beside,
     e2m1,
     e2m1_pair,
     e4m3,
     e4m3_bits,
     nibble,
-    nibble_pair,
-    nibble_pair_beside,
 )
 
 # A float with this exponent counts in ones: small integers are put into its mantissa, for the
@@ -234,7 +234,7 @@ def part_of_weights(low, high, scales, PART: tl.constexpr, LAYOUT: tl.constexpr,
         weights = _weights(low, high, scales[0], scales[1], PART, LAYOUT)
     elif LAYOUT.in_pairs:
         if _is_bf16(DTYPE):
-            first, second = _pair(low, scales, PART, LAYOUT)
+            first, second = _pair(low, high, scales, PART, LAYOUT)
         else:
             first = _weights(low, high, scales[0], scales[1], PART, LAYOUT)
             second = _weights(low, high, scales[2], scales[3], PART + 4, LAYOUT)
@@ -254,13 +254,14 @@ def _is_bf16(dtype: tl.dtype) -> bool:
 
 
 @triton.jit
-def _pair(low, scales, PART: tl.constexpr, LAYOUT: tl.constexpr):
+def _pair(low, high, scales, PART: tl.constexpr, LAYOUT: tl.constexpr):
     """bf16 [rows, elements]: the weights at PART and at PART + 4 of each element.
 
     A scale is the sum of two numbers of bf16, so that nearly all weights are rounded as from fp32.
     """
     MINIMUM: tl.constexpr = LAYOUT.minimum
     QUADS: tl.constexpr = 8
+    HIGH_BITS: tl.constexpr = _bits(LAYOUT, 1)
     near = _spread(bf16_pair(scales[0], scales[2]), QUADS)
     if LAYOUT.scale == "power":
         result = e2m1_pair(low, near, near, PART, True)
@@ -270,16 +271,16 @@ def _pair(low, scales, PART: tl.constexpr, LAYOUT: tl.constexpr):
             result = e2m1_pair(low, near, rest, PART, False)
         elif MINIMUM == "zero":
             zero = _spread(bf16_pair(-128.0 - scales[1], -128.0 - scales[3]), QUADS)
-            result = nibble_pair(low, zero, near, rest, PART)
+            result = code_pair(low, high, zero, near, rest, PART, HIGH_BITS)
         elif MINIMUM == "":
             off = tl.full(low.shape, _offsets(LAYOUT), tl.int32)
-            result = nibble_pair(low, off, near, rest, PART)
+            result = code_pair(low, high, off, near, rest, PART, HIGH_BITS)
         else:
             SIGN: tl.constexpr = -1.0 if MINIMUM == "taken" else 1.0
             first, second = SIGN * scales[1], SIGN * scales[3]
-            result = nibble_pair_beside(
-                low, near, rest, _spread(bf16_pair(first, second), QUADS),
-                _spread(bf16_rest(first, second), QUADS), PART,
+            result = code_pair_beside(
+                low, high, near, rest, _spread(bf16_pair(first, second), QUADS),
+                _spread(bf16_rest(first, second), QUADS), PART, HIGH_BITS,
             )  # fmt: skip
     return result
 

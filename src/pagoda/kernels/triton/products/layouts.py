@@ -43,7 +43,7 @@ class Layout:
     @property
     def in_pairs(self) -> bool:
         """Whether two codes of an element become weights in bf16 at once (`native`)."""
-        return self.planes == (4,) and self.codes != "levels"
+        return self.planes in ((4,), (4, 1), (4, 2)) and self.codes != "levels"
 
     def element_bytes(self, plane: int) -> int:
         return self.planes[plane] * self.codes_each // 8

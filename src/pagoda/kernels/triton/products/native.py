@@ -90,44 +90,59 @@ E4M3_BITS = tl.constexpr(
 _FOUR, _EIGHT = tl.constexpr((tl.float32,) * 4), tl.constexpr((tl.float32,) * 8)
 
 
-def _in_pairs(constants: str, made: list[str], scaled: str) -> str:
+def _in_pairs(made: list[str], scaled: str, off: str, before: str = "") -> str:
     """Eight bf16 of an element `$8`: `made` puts what is at a place and at four more into `word`,
     `scaled` makes weights of it. `fma` is there from sm_80 on, `add` and `mul` are not."""
+    constants = f"mov.b32 one, 0x3F803F80; mov.b32 zero, 0x80008000; mov.b32 off, {off};"
     pairs = (
         f"{word} {scaled} mov.b32 {{${place}, ${place + 4}}}, word;"
         for place, word in enumerate(made)
     )
-    return f"{{.reg .b32 word, rest, one, off, zero; {constants} {''.join(pairs)}}}"
+    registers = ".reg .b32 word, rest, one, off, zero, above;"
+    return f"{{{registers} {constants} {before} {' '.join(pairs)}}}"
 
 
-# 128 and a code are a bf16 with the code in its lowest bits.
-_CODES = [
-    f" shr.u32 word, $8, {4 * place}; lop3.b32 word, word, 0x000F000F, 0x43004300, 0xEA;"
-    for place in range(4)
-]
-_CONSTANTS = "mov.b32 one, 0x3F803F80; mov.b32 zero, 0x80008000; mov.b32 off, %s;"
-NIBBLE_PAIRS = tl.constexpr(
-    _in_pairs(
-        _CONSTANTS % "$9",
-        _CODES,
-        "fma.rn.bf16x2 word, word, one, off;"
-        " fma.rn.bf16x2 rest, word, $11, zero;"
-        " fma.rn.bf16x2 word, word, $10, rest;",
+def _of_codes(high_bits: int, scaled: str, off: str, high: str) -> str:
+    """`_in_pairs` of codes whose upper bits, if they have some, are those of the element `high`."""
+    # 128 and a code are a bf16 with the code in its lowest bits.
+    made = [
+        f"shr.u32 word, $8, {4 * place}; lop3.b32 word, word, 0x000F000F, 0x43004300, 0xEA;"
+        for place in range(4)
+    ]
+    if not high_bits:
+        return _in_pairs(made, scaled, off)
+    # The upper bits of the last four codes as far from those of the first four as codes are.
+    half = 4 * high_bits
+    lower, upper = (1 << half) - 1, ((1 << half) - 1) << 16
+    before = (
+        f"and.b32 above, {high}, {lower:#x}; shl.b32 rest, {high}, {16 - half};"
+        f" lop3.b32 above, rest, {upper:#x}, above, 0xEA;"
     )
+    bits = ((1 << high_bits) - 1) << 4
+    for place in range(4):
+        up = 4 - place * high_bits
+        shift = f"shl.b32 rest, above, {up};" if up >= 0 else f"shr.u32 rest, above, {-up};"
+        made[place] += f" {shift} lop3.b32 word, rest, {bits << 16 | bits:#x}, word, 0xEA;"
+    return _in_pairs(made, scaled, off, before)
+
+
+_TIMES = (
+    "fma.rn.bf16x2 word, word, one, off; fma.rn.bf16x2 rest, word, $11, zero;"
+    " fma.rn.bf16x2 word, word, $10, rest;"
 )
-NIBBLE_PAIRS_BESIDE = tl.constexpr(
-    _in_pairs(
-        _CONSTANTS % "0xC300C300",
-        _CODES,
-        "fma.rn.bf16x2 word, word, one, off;"
-        " fma.rn.bf16x2 rest, word, $10, $12;"
-        " fma.rn.bf16x2 word, word, $9, $11;"
-        " fma.rn.bf16x2 word, rest, one, word;",
-    )
+_PLUS = (
+    "fma.rn.bf16x2 word, word, one, off; fma.rn.bf16x2 rest, word, $10, $12;"
+    " fma.rn.bf16x2 word, word, $9, $11; fma.rn.bf16x2 word, rest, one, word;"
+)
+PAIRS, PAIRS_OF_5, PAIRS_OF_6 = (
+    tl.constexpr(_of_codes(bits, _TIMES, "$9", "$12")) for bits in range(3)
+)
+PAIRS_BESIDE, PAIRS_OF_5_BESIDE, PAIRS_OF_6_BESIDE = (
+    tl.constexpr(_of_codes(bits, _PLUS, "0xC300C300", "$13")) for bits in range(3)
 )
 # Exponent and mantissa where a bf16 has them, whose bias is 127 where theirs is 1.
 _FLOATS = [
-    f" shl.b32 rest, $8, {12 - 4 * place}; and.b32 rest, rest, 0x80008000;"
+    f"shl.b32 rest, $8, {12 - 4 * place}; and.b32 rest, rest, 0x80008000;"
     + (f" shl.b32 word, $8, {6 - 4 * place};" if place < 2 else
        f" shr.u32 word, $8, {4 * place - 6};")
     + " and.b32 word, word, 0x01C001C0; or.b32 word, word, rest;"
@@ -135,18 +150,17 @@ _FLOATS = [
 ]  # fmt: skip
 E2M1_PAIRS = tl.constexpr(
     _in_pairs(
-        _CONSTANTS % "0x7E807E80",
         _FLOATS,
-        "fma.rn.bf16x2 word, word, off, zero;"
-        " fma.rn.bf16x2 rest, word, $10, zero;"
+        "fma.rn.bf16x2 word, word, off, zero; fma.rn.bf16x2 rest, word, $10, zero;"
         " fma.rn.bf16x2 word, word, $9, rest;",
+        "0x7E807E80",
     )
 )
 E2M1_PAIRS_OF_POWERS = tl.constexpr(
     _in_pairs(
-        _CONSTANTS % "0x7F007F00",
         _FLOATS,
         "fma.rn.bf16x2 word, word, off, zero; fma.rn.bf16x2 word, word, $9, zero;",
+        "0x7F007F00",
     )
 )
 _EIGHT_BF16 = tl.constexpr((tl.bfloat16,) * 8)
@@ -229,41 +243,59 @@ def bf16_rest(first, second):
 
 
 @triton.jit
-def nibble_pair(packed, off, near, rest, PLACE: tl.constexpr):
-    """Two bf16, of int32 of any shape: the codes of 4 bits at PLACE and at PLACE + 4, with `off` +
-    128 added, times `near` + `rest`; these as `bf16_pair` has them."""
+def code_pair(packed, high, off, near, rest, PLACE: tl.constexpr, HIGH_BITS: tl.constexpr):
+    """Two bf16, of int32 of any shape: the codes of 4 bits at PLACE and at PLACE + 4, with more
+    bits of `high`, an integer of that shape, above them, and with `off` + 128 added, times `near` +
+    `rest`; these as `bf16_pair` has them."""
     if _INTERPRETED:
-        first = _times(_code(packed, PLACE) + 128.0 + _low(off), _low(near), _low(rest))
-        second = _times(_code(packed, PLACE + 4) + 128.0 + _high(off), _high(near), _high(rest))
+        first = _code(packed, high, PLACE, HIGH_BITS) + 128.0 + _low(off)
+        second = _code(packed, high, PLACE + 4, HIGH_BITS) + 128.0 + _high(off)
+        first = _times(first, _low(near), _low(rest))
+        second = _times(second, _high(near), _high(rest))
     else:
-        made = tl.inline_asm_elementwise(
-            NIBBLE_PAIRS, _MADE + ",r,r", [packed, off, near, rest], dtype=_EIGHT_BF16,
-            is_pure=True, pack=1,
-        )  # fmt: skip
+        if HIGH_BITS == 0:
+            made = tl.inline_asm_elementwise(
+                PAIRS, _MADE + ",r,r", [packed, off, near, rest], dtype=_EIGHT_BF16, is_pure=True,
+                pack=1,
+            )  # fmt: skip
+        else:
+            made = tl.inline_asm_elementwise(
+                PAIRS_OF_5 if HIGH_BITS == 1 else PAIRS_OF_6, _MADE + ",r,r,r",
+                [packed, off, near, rest, high.to(tl.int32)], dtype=_EIGHT_BF16, is_pure=True,
+                pack=1,
+            )  # fmt: skip
         first, second = made[PLACE], made[PLACE + 4]
     return first, second
 
 
 @triton.jit
-def nibble_pair_beside(packed, near, rest, beside, beside_rest, PLACE: tl.constexpr):
-    """As `nibble_pair`: codes times scales and what is beside them, in two parts each."""
+def code_pair_beside(packed, high, near, rest, beside, beside_rest, PLACE: tl.constexpr,
+                     HIGH_BITS: tl.constexpr):  # fmt: skip
+    """As `code_pair`: codes times scales and what is beside them, in two parts each."""
     if _INTERPRETED:
-        first = _plus(_code(packed, PLACE), _low(near), _low(rest), _low(beside),
+        first = _plus(_code(packed, high, PLACE, HIGH_BITS), _low(near), _low(rest), _low(beside),
                       _low(beside_rest))  # fmt: skip
-        second = _plus(_code(packed, PLACE + 4), _high(near), _high(rest), _high(beside),
-                       _high(beside_rest))  # fmt: skip
+        second = _plus(_code(packed, high, PLACE + 4, HIGH_BITS), _high(near), _high(rest),
+                       _high(beside), _high(beside_rest))  # fmt: skip
     else:
-        made = tl.inline_asm_elementwise(
-            NIBBLE_PAIRS_BESIDE, _MADE + ",r,r,r", [packed, near, rest, beside, beside_rest],
-            dtype=_EIGHT_BF16, is_pure=True, pack=1,
-        )  # fmt: skip
+        if HIGH_BITS == 0:
+            made = tl.inline_asm_elementwise(
+                PAIRS_BESIDE, _MADE + ",r,r,r", [packed, near, rest, beside, beside_rest],
+                dtype=_EIGHT_BF16, is_pure=True, pack=1,
+            )  # fmt: skip
+        else:
+            made = tl.inline_asm_elementwise(
+                PAIRS_OF_5_BESIDE if HIGH_BITS == 1 else PAIRS_OF_6_BESIDE, _MADE + ",r,r,r,r",
+                [packed, near, rest, beside, beside_rest, high.to(tl.int32)], dtype=_EIGHT_BF16,
+                is_pure=True, pack=1,
+            )  # fmt: skip
         first, second = made[PLACE], made[PLACE + 4]
     return first, second
 
 
 @triton.jit
 def e2m1_pair(packed, near, rest, PLACE: tl.constexpr, POWERS: tl.constexpr):
-    """As `nibble_pair`, of e2m1. With POWERS, scales are powers of two, and halved."""
+    """As `code_pair`, of e2m1. With POWERS, scales are powers of two, and halved."""
     if _INTERPRETED:
         UNIT: tl.constexpr = 32768.0 if POWERS else 16384.0
         low, high = e2m1(packed, PLACE) * UNIT, e2m1(packed, PLACE + 4) * UNIT
@@ -291,8 +323,12 @@ def e2m1_pair(packed, near, rest, PLACE: tl.constexpr, POWERS: tl.constexpr):
 
 
 @triton.jit
-def _code(packed, PLACE: tl.constexpr):
-    return ((packed >> (4 * PLACE)) & 15).to(tl.float32)
+def _code(packed, high, PLACE: tl.constexpr, HIGH_BITS: tl.constexpr):
+    code = (packed >> (4 * PLACE)) & 15
+    if HIGH_BITS > 0:
+        above = (high.to(tl.int32) >> (HIGH_BITS * PLACE)) & ((1 << HIGH_BITS) - 1)
+        code |= above << 4
+    return code.to(tl.float32)
 
 
 @triton.jit
