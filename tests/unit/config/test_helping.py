@@ -59,7 +59,7 @@ def test_a_word_that_nothing_has_is_answered_with_the_usual_help(capsys):
 def test_a_mistyped_word_is_answered_with_the_one_that_was_meant(typed, meant, capsys):
     out = " ".join(shown(capsys, "serve", f"--help={typed}").split())
     assert f"`pagoda serve --help={meant}` shows those with '{meant}'" in out
-    assert f"--{meant}" in out or f"-{meant}" in shown(capsys, "serve", f"--help={meant}")
+    assert f"-{meant}" in shown(capsys, "serve", f"--help={meant}")
 
 
 @pytest.mark.parametrize("word", ["AdapterConfig", "adapter"])

@@ -99,7 +99,9 @@ def linear_form(tokens: int, target: int) -> Form:
     if _is_large(target):
         if tokens <= 32:
             return _few(tokens)
-        return Form(64, 128, 8 if tokens <= 64 else 4, 2) if tokens <= 128 else Form(128, 128, 8, 2)
+        if tokens <= 64:
+            return Form(64, 128, 8, 2)
+        return Form(64, 128, 4, 2) if tokens <= 128 else Form(128, 128, 8, 2)
     if tokens <= 32:
         return _few(tokens)
     # So few tokens have their columns split over programs; then tiles of 64 rows spill.
